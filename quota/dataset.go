@@ -1,0 +1,37 @@
+package quota
+
+import "time"
+
+// DatasetState is what the region records of all stripes say together.
+type DatasetState struct {
+	// Gen is the random id of the dataset, empty when no stripe holds a record
+	// or when the stripes disagree.
+	Gen string
+	// Epoch is the newest leader epoch that every stripe has accepted.
+	Epoch Epoch
+	// Complete is true when every stripe holds a region record, Empty when none does.
+	Complete bool
+	Empty    bool
+	// Now is the store's clock in microseconds since the Unix epoch.
+	Now int64
+}
+
+// Demand is offered load of one policy or of one of its keys, summed over some
+// span of time.
+type Demand struct {
+	Policy string
+	// Key is the store key of one of the policy's busiest quotas; empty for the
+	// total over all of them.
+	Key string
+	// Offered is what was asked for, Admitted the part that was let through.
+	Offered  Tokens
+	Admitted Tokens
+}
+
+// DemandWindow is what the nodes of a region have added up since it was last taken.
+type DemandWindow struct {
+	// Elapsed is the time since the last take by the store's clock; zero when
+	// there was none, so that no rate can be told.
+	Elapsed time.Duration
+	Demands []Demand
+}
