@@ -231,10 +231,17 @@ func (p *parts) cut(excess int64) int64 {
 // proportion returns refill*C/R in whole tokens and the fraction of a token
 // above, exactly but for the last bits of the fraction. Refill is at most R, R above zero.
 func proportion(refill quota.Tokens, l quota.Limit) (whole int64, frac float64) {
-	hi, lo := bits.Mul64(uint64(refill), uint64(l.Capacity))
-	divisor := uint64(l.Refill) * uint64(quota.Token)
-	q, rem := bits.Div64(hi, lo, divisor)
-	return int64(q), float64(rem) / float64(divisor)
+	divisor := int64(l.Refill) * int64(quota.Token)
+	q, rem := mulDiv(int64(refill), int64(l.Capacity), divisor)
+	return q, float64(rem) / float64(divisor)
+}
+
+// mulDiv returns a*b/c and the remainder, exactly. None is negative, and the
+// result fits because a is at most c.
+func mulDiv(a, b, c int64) (q, rem int64) {
+	hi, lo := bits.Mul64(uint64(a), uint64(b)) //nolint:gosec // amounts of limits are not negative
+	x, r := bits.Div64(hi, lo, uint64(c))      //nolint:gosec // likewise
+	return int64(x), int64(r)                  //nolint:gosec // at most b, and below c
 }
 
 // Fit returns the largest share within s that obeys the rule between capacity
@@ -247,8 +254,7 @@ func Fit(a quota.Algorithm, l quota.Limit, s quota.Share) quota.Share {
 	if s.Refill <= 0 {
 		return quota.Share{}
 	}
-	hi, lo := bits.Mul64(uint64(min(s.Refill, l.Refill)), uint64(l.Capacity))
-	exact, _ := bits.Div64(hi, lo, uint64(l.Refill))
+	exact, _ := mulDiv(int64(min(s.Refill, l.Refill)), int64(l.Capacity), int64(l.Refill))
 	most := quota.Tokens(exact) + quota.Token
 	if s.Capacity > most {
 		s.Capacity = most - most%quota.Token

@@ -51,12 +51,12 @@ func (w *work) waterfill() {
 	insertionSort(points)
 	level := 0.0
 	for _, p := range points {
-		if step := (p - level) * slope; sum+step >= w.free && slope > 0 {
+		step := (p - level) * slope
+		if sum+step >= w.free && slope > 0 {
 			level += (w.free - sum) / slope
 			break
-		} else {
-			sum += step
 		}
+		sum += step
 		level = p
 		slope = w.slopeAbove(level)
 	}
