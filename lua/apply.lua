@@ -1,0 +1,90 @@
+-- Applies shares to one stripe: compare-and-set on (epoch, version), and only for
+-- the dataset that the coordinator spoke of.
+--
+-- KEYS  the region record, then the share record of each grant
+-- ARGV  1 the dataset's id; * writes floors where there is no record, and fences nothing
+--       2 the leader's epoch
+--       then per grant thirteen values: limit's capacity, version, share capacity,
+--       share refill, period, permanent capacity, permanent refill, gift, level
+--       that untouched buckets start from where there is no record, lifetime of a
+--       bucket in ms, modulus of its mark, what to do (B token bucket, L sliding
+--       log, D drop), 1 when a log without record is blocked for a window after a
+--       lost dataset
+-- Reply {1} and per grant the version now in force; {0} when the dataset or the
+--       epoch is not the region's; {-1} when there is no region record.
+--
+-- Rules E1, E2, W2 and L4: a share change settles what the old share has accrued,
+-- clamps the level of untouched buckets to the new capacity, and never raises it
+-- except by the gift.
+
+local DRIFT, WRAP = 1.0005, 4e15
+local call, floor = redis.call, math.floor
+local clock = call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+
+local region = call('GET', KEYS[1])
+if not region then return {-1} end
+local gen, epoch, rest, hot = string.match(region, '^([^:]+):(%d+):(%d+:%d+):(%d+)$')
+local mine, floors = tonumber(ARGV[2]), ARGV[1] == '*'
+if not floors and (gen ~= ARGV[1] or mine < tonumber(epoch)) then return {0} end
+
+local out = {1}
+local a = 3
+for i = 2, #KEYS do
+  local limit, version, capacity, refill, period = ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
+  local perm_c, perm_r, gift, initial = ARGV[a + 5], ARGV[a + 6], ARGV[a + 7], ARGV[a + 8]
+  local life, modulus, kind, blocks = ARGV[a + 9], ARGV[a + 10], ARGV[a + 11], ARGV[a + 12]
+  a = a + 13
+  local rec = {}
+  local text = call('GET', KEYS[i])
+  if text then
+    for field in string.gmatch(text, '%d+') do rec[#rec + 1] = tonumber(field) end
+  end
+  -- limit, version, capacity, refill, period, permanent capacity, permanent
+  -- refill, accumulator, settled at, ghost, life, modulus, hold, shrunk at, epoch
+  local newer = not text or mine > rec[15] or (mine == rec[15] and tonumber(version) > rec[2])
+  if floors then newer = not text end
+  if not newer then
+    out[i] = rec[2]
+  elseif kind == 'D' then
+    call('DEL', KEYS[i])
+    out[i] = tonumber(version)
+  else
+    local c = tonumber(capacity)
+    local acc, at, ghost, hold, shrunk = 0, now, 0, 0, 0
+    if kind == 'L' then
+      at = 0
+      if text then
+        at = rec[9]
+        hold, shrunk = rec[13], rec[14]
+        if now - shrunk >= rec[5] * DRIFT then hold = 0 end
+        if c < rec[3] then
+          -- W4: entries admitted under the larger share may stay for a window.
+          hold, shrunk = math.max(hold, rec[3]), now
+        end
+      elseif tonumber(hot) > 0 then
+        at = tonumber(hot) + (blocks == '1' and math.ceil(period * DRIFT) or 0)
+      end
+    elseif text then
+      at = math.max(now, rec[9])
+      local gained = floor(math.max(0, at - rec[9]) * rec[4] / (rec[5] * DRIFT))
+      acc = (rec[8] + gained) % WRAP
+      ghost = math.min(rec[3], rec[10] + gained)
+      ghost = math.min(c, ghost + gift)
+    else
+      -- Nothing was spent here yet, unless the data was lost. Only the first grant of
+      -- a new policy brings a gift, so that one is known to be unspent.
+      at = math.max(now, tonumber(hot))
+      if hot == '0' or gift ~= '0' then ghost = math.min(c, tonumber(initial)) end
+    end
+    call('SET', KEYS[i], table.concat({limit, version, capacity, refill, period, perm_c, perm_r,
+      string.format('%.0f', acc), string.format('%.0f', at), string.format('%.0f', ghost), life, modulus,
+      string.format('%.0f', hold), string.format('%.0f', shrunk), ARGV[2]}, ':'))
+    out[i] = tonumber(version)
+  end
+end
+if floors then return out end
+if mine > tonumber(epoch) then
+  call('SET', KEYS[1], table.concat({gen, ARGV[2], rest, hot}, ':'))
+end
+return out
