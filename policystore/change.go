@@ -16,7 +16,6 @@ import (
 const (
 	MaxAuthor  = 256
 	MaxMessage = 4096
-	MaxID      = 256
 )
 
 // Edit says who changes something and why.
@@ -189,16 +188,16 @@ func (c Change) check() error {
 		seen[id] = true
 	}
 	for _, r := range c.Regions {
-		if err := checkText("region", string(r), MaxID, false); err != nil {
-			return err
+		if !quota.ValidRegion(r) {
+			return invalidf("%q is not a region name", r)
 		}
 	}
 	return nil
 }
 
 func checkPolicy(p *quota.Policy) error {
-	if err := checkText("policy id", p.ID, MaxID, false); err != nil {
-		return err
+	if !quota.ValidPolicyID(p.ID) {
+		return invalidf("%q is not a policy id", p.ID)
 	}
 	if _, err := EncodePolicy(p); err != nil {
 		return err

@@ -138,16 +138,13 @@ func deadlineText(d time.Duration) string {
 
 func number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
-// duration prints 1m instead of 1m0s, and 24h instead of 24h0m0s.
+// duration prints as documents do. What is finer than they can say, which no
+// document holds, is still shown.
 func duration(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
+	if d%time.Microsecond != 0 {
+		return d.String()
 	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
+	return quota.FormatDuration(d)
 }
 
 // name quotes what would be ambiguous in a path.

@@ -179,54 +179,10 @@ func checkOverride(o quota.Override, id OverrideID, p *quota.Policy, now time.Ti
 		size += len(k)
 	}
 	switch {
-	case len(p.Key) == 0:
-		return invalidf("override %s: the policy counts by no key, so change the policy itself", id)
-	case len(o.Key) != len(p.Key):
-		return invalidf("override %s: the key has %d values, the policy counts by %d (%s)", id, len(o.Key), len(p.Key), strings.Join(p.Key, ", "))
 	case size > MaxOverrideKey:
-		return invalidf("override of %s: the key has %d bytes, at most %d are allowed", o.Policy, size, MaxOverrideKey)
-	case p.Unlimited:
-		return invalidf("override %s: the policy is unlimited, so there are no numbers to replace", id)
+		return invalidf("override of policy %s: the values of the key have %d bytes together, at most %d are allowed", o.Policy, size, MaxOverrideKey)
 	case Expired(o, now):
 		return invalidf("override %s: it expired at %s already", id, o.Expires.UTC().Format(time.RFC3339))
 	}
-	if why := badLimit(o, p); why != "" {
-		return invalidf("override %s: %s", id, why)
-	}
-	return nil
-}
-
-// badLimit says what is wrong with the numbers of an override, if anything.
-func badLimit(o quota.Override, p *quota.Policy) string {
-	l := o.Limit
-	if o.Unlimited {
-		if l != (quota.Limit{}) {
-			return "it is unlimited and has numbers; leave one of them out"
-		}
-		return ""
-	}
-	if l.Capacity < 0 || l.Capacity > quota.MaxTokens || l.Refill < 0 || l.Refill > quota.MaxTokens {
-		return fmt.Sprintf("numbers must be between 0 and %s", quota.MaxTokens)
-	}
-	switch p.Algorithm {
-	case quota.TokenBucket:
-		if l.Period <= 0 || l.Period%time.Microsecond != 0 {
-			return "the refill period must be a positive number of whole microseconds"
-		}
-		if l.Capacity > 0 && l.Refill == 0 {
-			return "the refill must be above 0, or the bucket would never fill again; a capacity of 0 denies always"
-		}
-	case quota.SlidingLog:
-		if l.Period != p.Limit.Period {
-			return fmt.Sprintf("the window of a sliding log cannot be overridden: it must be %s", duration(p.Limit.Period))
-		}
-		if l.Refill != 0 {
-			return "a sliding log has no refill"
-		}
-	default:
-		if l.Period != 0 || l.Refill != 0 {
-			return fmt.Sprintf("a %s policy has no refill and no period", p.Algorithm)
-		}
-	}
-	return ""
+	return quota.CheckOverride(p, &o)
 }

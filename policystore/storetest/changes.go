@@ -70,7 +70,7 @@ func testPatch(b *bundle) {
 // everyField is a set in which each field of a policy is used.
 func everyField() []*quota.Policy {
 	log := &quota.Policy{
-		ID: "login \"';--%_\\ ü", Match: []quota.Condition{{Attribute: "method", Pattern: "*"}, {Attribute: "route", Pattern: "POST /auth/*\x00"}},
+		ID: "login_/a:b", Match: []quota.Condition{{Attribute: "method", Pattern: "*"}, {Attribute: "route", Pattern: "POST /\x00\"';--%_\\ ü*"}},
 		Key: []string{"username", "ip"}, Algorithm: quota.SlidingLog,
 		Limit: quota.Limit{Capacity: quota.MaxTokens, Period: 8760*time.Hour + time.Microsecond},
 		Scope: quota.Regional, OnStoreFailure: quota.FailClosed, StoreDeadline: 1500 * time.Microsecond,
@@ -168,7 +168,7 @@ func testInvalidChanges(b *bundle) {
 		"empty region":        with(func(c *policystore.Change) { c.Regions = []quota.Region{""} }),
 		"no id":               broken(func(p *quota.Policy) { p.ID = "" }),
 		"NUL in id":           broken(func(p *quota.Policy) { p.ID = "a\x00" }),
-		"long id":             broken(func(p *quota.Policy) { p.ID = strings.Repeat("a", policystore.MaxID+1) }),
+		"long id":             broken(func(p *quota.Policy) { p.ID = strings.Repeat("a", quota.MaxPolicyID+1) }),
 		"pattern not UTF-8":   broken(func(p *quota.Policy) { p.Match[0].Pattern = "\xc3(" }),
 		"weight not a number": broken(func(p *quota.Policy) { p.Split.Weights = map[quota.Region]float64{"r": math.NaN()} }),
 		"infinite floor":      broken(func(p *quota.Policy) { p.Split.FloorPercent = new(math.Inf(1)) }),

@@ -100,10 +100,13 @@ func testOverrideExpiry(b *bundle) {
 
 func testOverrideRefusals(b *bundle) {
 	log := &quota.Policy{ID: "log", Key: []string{"ip"}, Algorithm: quota.SlidingLog, Limit: quota.Limit{Capacity: quota.Token, Period: time.Minute}}
+	three := policy("three", 1)
+	three.Key = []string{"x", "y", "z"}
+	long := strings.Repeat("x", quota.MaxAttributeValue)
 	whole := policy("whole", 1)
 	whole.Key = nil
 	free := &quota.Policy{ID: "free", Key: []string{"ip"}, Unlimited: true}
-	b.replace(policy("a", 1), log, whole, free)
+	b.replace(policy("a", 1), log, whole, free, three)
 	limited := func(policy string, l quota.Limit) quota.Override {
 		return quota.Override{Policy: policy, Key: []string{"k"}, Limit: l}
 	}
@@ -116,16 +119,17 @@ func testOverrideRefusals(b *bundle) {
 		"too many values":   override("a", "k", "l"),
 		"policy has no key": override("whole"),
 		"unlimited policy":  override("free", "k"),
-		"long key":          override("a", strings.Repeat("x", policystore.MaxOverrideKey+1)),
+		"long value":        override("a", strings.Repeat("x", quota.MaxAttributeValue+1)),
+		"long key":          override("three", long, long, long),
 		"expired":           expired,
 		"both":              both,
 		"negative":          limited("a", quota.Limit{Capacity: -1, Refill: 1, Period: time.Second}),
 		"huge":              limited("a", quota.Limit{Capacity: quota.MaxTokens + 1, Refill: 1, Period: time.Second}),
-		"no period":         limited("a", quota.Limit{Capacity: 1, Refill: 1}),
-		"fine period":       limited("a", quota.Limit{Capacity: 1, Refill: 1, Period: time.Nanosecond}),
-		"no refill":         limited("a", quota.Limit{Capacity: 1, Period: time.Second}),
-		"other window":      limited("log", quota.Limit{Capacity: 1, Period: time.Second}),
-		"refill of a log":   limited("log", quota.Limit{Capacity: 1, Refill: 1, Period: time.Minute}),
+		"no period":         limited("a", quota.Limit{Capacity: quota.Token, Refill: 1}),
+		"fine period":       limited("a", quota.Limit{Capacity: quota.Token, Refill: 1, Period: time.Nanosecond}),
+		"no refill":         limited("a", quota.Limit{Capacity: quota.Token, Period: time.Second}),
+		"other window":      limited("log", quota.Limit{Capacity: quota.Token, Period: time.Second}),
+		"refill of a log":   limited("log", quota.Limit{Capacity: quota.Token, Refill: 1, Period: time.Minute}),
 	} {
 		require.ErrorIs(b, b.store.SetOverrides(b.ctx, ann, []quota.Override{o}), quota.ErrInvalid, name)
 	}
@@ -134,7 +138,7 @@ func testOverrideRefusals(b *bundle) {
 	require.ErrorIs(b, b.store.DeleteOverrides(b.ctx, ann, nil), quota.ErrInvalid)
 	require.ErrorIs(b, b.store.SetOverrides(b.ctx, policystore.Edit{}, []quota.Override{override("a", "k")}), quota.ErrInvalid)
 	require.Len(b, b.auditRows(), 1)
-	b.set(limited("log", quota.Limit{Capacity: 5, Period: time.Minute}), limited("a", quota.Limit{Period: time.Second}))
+	b.set(limited("log", quota.Limit{Capacity: 5 * quota.Token, Period: time.Minute}), limited("a", quota.Limit{Period: time.Second}))
 }
 
 func testOverrideBatches(b *bundle) {
@@ -159,17 +163,18 @@ func testOverrideKeys(b *bundle) {
 	two := policy("two", 1)
 	two.Key = []string{"x", "y"}
 	b.replace(policy("a", 1), two)
-	bytes := append(slices.Clone(hostile), "", "\x00", "a\x00", "\xff\xfe", strings.Repeat("k", policystore.MaxOverrideKey))
+	bytes := append(slices.Clone(hostile), "", "\x00", "a\x00", "\xff\xfe", strings.Repeat("k", quota.MaxAttributeValue))
 	var all []quota.Override
 	for i, k := range bytes {
 		o := override("a", k)
-		o.Limit.Capacity = quota.Tokens(i)
+		o.Limit.Capacity = quota.Tokens(i) * quota.Token
 		all = append(all, o)
 	}
 	// Where one value ends and the next begins is part of the key.
-	for i, k := range [][]string{{"a", "b_c"}, {"a_b", "c"}, {"a:b", "c"}, {"a", "b:c"}, {"", "ab"}, {"ab", ""}, {"a\x00", "b"}, {"a", "\x00b"}, {"{a", "b}"}, {"a,b", "c"}, {"a", "b,c"}} {
+	half := strings.Repeat("k", policystore.MaxOverrideKey/2)
+	for i, k := range [][]string{{half, half}, {"a", "b_c"}, {"a_b", "c"}, {"a:b", "c"}, {"a", "b:c"}, {"", "ab"}, {"ab", ""}, {"a\x00", "b"}, {"a", "\x00b"}, {"{a", "b}"}, {"a,b", "c"}, {"a", "b,c"}} {
 		o := override("two", k...)
-		o.Limit.Capacity = quota.Tokens(1000 + i)
+		o.Limit.Capacity = quota.Tokens(1000+i) * quota.Token
 		all = append(all, o)
 	}
 	b.set(all...)
@@ -240,11 +245,11 @@ func testOverrideChanges(b *bundle) {
 	require.Empty(b, b.changes(start))
 
 	changed := override("a", "k2")
-	changed.Limit.Capacity = 1
+	changed.Limit.Capacity = quota.Token
 	b.set(changed)
 	b.set(override("a", "k4"))
 	require.NoError(b, b.store.DeleteOverrides(b.ctx, ann, []policystore.OverrideID{{Policy: "a", Key: []string{"k1"}}}))
-	changed.Limit.Capacity = 2
+	changed.Limit.Capacity = 2 * quota.Token
 	b.set(changed)
 
 	got := b.changes(start)
