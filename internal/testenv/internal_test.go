@@ -44,7 +44,7 @@ func TestOrphaned(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	// A process that has ended, and whose number nothing else has yet.
-	gone := exec.Command("true")
+	gone := exec.CommandContext(t.Context(), "true")
 	if err := gone.Run(); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestOrphaned(t *testing.T) {
 
 func TestFreePortsDiffer(t *testing.T) {
 	t.Parallel()
-	ports, err := freePorts(20)
+	ports, err := freePorts(t.Context(), 20)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,11 +35,11 @@ func Postgres(tb testing.TB) string {
 		unavailable(tb, "PostgreSQL", err)
 	}
 	schema := "t" + token(tb)
-	if err := execute(base, "CREATE SCHEMA "+schema); err != nil {
+	if err := execute(tb.Context(), base, "CREATE SCHEMA "+schema); err != nil {
 		unavailable(tb, "PostgreSQL", err)
 	}
 	tb.Cleanup(func() {
-		if err := execute(base, "DROP SCHEMA "+schema+" CASCADE"); err != nil {
+		if err := execute(context.WithoutCancel(tb.Context()), base, "DROP SCHEMA "+schema+" CASCADE"); err != nil {
 			tb.Errorf("testenv: drop schema: %v", err)
 		}
 	})
@@ -75,12 +75,12 @@ func StartPostgres(ctx context.Context) (string, error) {
 		return "", err
 	}
 	u := "postgres://postgres@" + endpoint + "/postgres?sslmode=disable"
-	return u, execute(u, "SELECT 1")
+	return u, execute(ctx, u, "SELECT 1")
 }
 
 // execute runs one statement on a connection of its own.
-func execute(url, statement string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+func execute(ctx context.Context, url, statement string) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -95,7 +94,7 @@ func startRedisCluster(ctx context.Context) (*Cluster, testcontainers.Container,
 }
 
 func tryRedisCluster(ctx context.Context) (*Cluster, *testcontainers.DockerContainer, error) {
-	ports, err := freePorts(primaries)
+	ports, err := freePorts(ctx, primaries)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -140,15 +139,18 @@ func tryRedisCluster(ctx context.Context) (*Cluster, *testcontainers.DockerConta
 }
 
 // freePorts returns n different ports that are free on loopback now.
-func freePorts(n int) ([]string, error) {
+func freePorts(ctx context.Context, n int) ([]string, error) {
+	var lc net.ListenConfig
 	ports := make([]string, n)
 	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, err
 		}
 		defer func() { _ = l.Close() }()
-		ports[i] = strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+		if _, ports[i], err = net.SplitHostPort(l.Addr().String()); err != nil {
+			return nil, err
+		}
 	}
 	return ports, nil
 }

@@ -32,7 +32,7 @@ func Main(m *testing.M, opts ...goleak.Option) {
 			code = 1
 		}
 	}
-	os.Exit(code)
+	os.Exit(code) //nolint:forbidigo // the body of a TestMain, as goleak.VerifyTestMain is
 }
 
 // Prefix returns a key prefix that no other test, run or process uses. It holds

@@ -39,7 +39,7 @@ func run(ctx context.Context, args []string) (err error) {
 		return fmt.Errorf("the tests need Docker (Debian: apt-get install docker.io) and the images of `make images`: %w", err)
 	}
 
-	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, args...)...)
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, args...)...) //nolint:gosec // the arguments are the caller's own
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stderr = os.Stderr
 	// go test passes an interrupt on to the test binaries and waits for them.

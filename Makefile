@@ -1,0 +1,51 @@
+# Everything a developer runs. `make` alone lists the targets.
+
+# Tools are pinned here; buf in scripts/generate.sh, the protobuf plugins in go.mod.
+GOLANGCI_LINT_VERSION := 2.15.0
+
+# One static binary: no cgo, no paths of the building machine. Its version is
+# what Go records in it (`go version -m bin/weir`).
+BUILD := CGO_ENABLED=0 go build -trimpath -ldflags='-s -w'
+
+.DEFAULT_GOAL := help
+
+# Every target is a command, none is a file.
+MAKEFLAGS += --no-print-directory
+.PHONY: $(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build bin/weir
+	$(BUILD) -o bin/weir ./cmd/weir
+
+dev: build ## run a coordinator, three regions and traffic in one process (needs Go only)
+	./bin/weir dev --traffic
+
+test: ## run every test with -race on real Redis and PostgreSQL (needs Docker)
+	@scripts/test.sh -race ./...
+
+cover: ## run every test and write coverage.out
+	@scripts/test.sh -coverpkg=./... -coverprofile=coverage.out ./...
+	@go tool cover -func=coverage.out | tail -n 1
+
+bench: ## run the Go benchmarks, one package at a time
+	go test -p 1 -run '^$$' -bench . -benchmem ./...
+
+lint: ## run go vet, gofmt and golangci-lint
+	@scripts/lint.sh $(GOLANGCI_LINT_VERSION)
+
+generate: ## write gen/ from proto/
+	scripts/generate.sh
+
+checkgenerate: ## fail when gen/ is not what proto/ generates
+	scripts/generate.sh --check
+
+images: ## build the images the tests run, from Debian packages
+	@scripts/images.sh
+
+image: build ## build the production image weir:dev
+	tar -c -C bin weir -C ../deploy/images/weir Dockerfile | docker build -t weir:dev -
+
+clean: ## remove what the targets above built
+	rm -rf bin coverage.out
