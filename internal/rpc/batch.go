@@ -2,23 +2,17 @@ package rpc
 
 import (
 	"context"
-	"runtime/debug"
+	"fmt"
 	"strconv"
-	"sync"
-	"sync/atomic"
 
 	weirv1 "github.com/weirhq/weir/gen/weir/v1"
 	"github.com/weirhq/weir/gen/weir/v1/weirv1connect"
+	"github.com/weirhq/weir/quota"
 )
 
-// batchParallel is how many checks of one batch are under way at a time. The
-// engine sends those of one shard together, so more would gain little and let
-// one caller crowd out the others.
-const batchParallel = 64
-
-// CheckBatch decides each check on its own. An Idempotency-Key header gives
-// every check without an id of its own one that is derived from its place, so
-// that a repeated batch is charged once.
+// CheckBatch decides each check on its own: one that is malformed fails alone.
+// An Idempotency-Key header gives every check without an id of its own one that
+// is derived from its place, so that a repeated batch is charged once.
 func (h *limiterHandler) CheckBatch(
 	ctx context.Context, m *weirv1.CheckBatchRequest,
 ) (*weirv1.CheckBatchResponse, error) {
@@ -38,45 +32,47 @@ func (h *limiterHandler) CheckBatch(
 		return nil, err
 	}
 	results := make([]*weirv1.CheckResult, len(checks))
-	var next atomic.Int64
-	var workers sync.WaitGroup
-	for range min(batchParallel, len(checks)) {
-		workers.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(checks); i = int(next.Add(1)) - 1 {
-				results[i] = h.checkOne(ctx, checks[i], key, i)
-			}
-		})
+	requests := make([]quota.Request, 0, len(checks))
+	places := make([]int, 0, len(checks))
+	for i, check := range checks {
+		req, err := toCheck(check, placeKey(check, key, i))
+		if err != nil {
+			results[i] = h.failed(ctx, err)
+			continue
+		}
+		requests, places = append(requests, req), append(places, i)
 	}
-	workers.Wait()
+	if len(requests) == 0 {
+		return &weirv1.CheckBatchResponse{Results: results}, nil
+	}
+	decided, errs := h.limiter.CheckBatch(ctx, requests)
+	if len(decided) != len(requests) || len(errs) != len(requests) {
+		return nil, fmt.Errorf("batch of %d checks came back with %d results and %d errors", len(requests), len(decided), len(errs))
+	}
+	for j, i := range places {
+		if errs[j] != nil {
+			results[i] = h.failed(ctx, errs[j])
+			continue
+		}
+		results[i] = &weirv1.CheckResult{Outcome: &weirv1.CheckResult_Response{
+			Response: h.checkResponse(checks[i], &requests[j], &decided[j]),
+		}}
+	}
 	return &weirv1.CheckBatchResponse{Results: results}, nil
 }
 
-// checkOne never fails and never panics: a panic on a goroutine of our own
-// would take the process with it.
-func (h *limiterHandler) checkOne(
-	ctx context.Context, m *weirv1.CheckRequest, key string, i int,
-) (result *weirv1.CheckResult) {
-	fail := func(err error) *weirv1.CheckResult {
-		ce := h.errors.encode(ctx, weirv1connect.LimiterServiceCheckBatchProcedure, err)
-		return &weirv1.CheckResult{Outcome: &weirv1.CheckResult_Error{
-			Error: &weirv1.CheckError{Code: ce.Code().String(), Message: ce.Message()},
-		}}
+// placeKey derives the id of the i-th check from the batch's; one that has its
+// own keeps it.
+func placeKey(m *weirv1.CheckRequest, key string, i int) string {
+	if key == "" || m.GetRequestId() != "" {
+		return ""
 	}
-	defer func() {
-		if v := recover(); v != nil {
-			result = fail(errPanic(v, debug.Stack()))
-		}
-	}()
-	if key != "" {
-		if m.GetRequestId() != "" {
-			key = ""
-		} else {
-			key += "#" + strconv.Itoa(i)
-		}
-	}
-	response, err := h.check(ctx, m, key)
-	if err != nil {
-		return fail(err)
-	}
-	return &weirv1.CheckResult{Outcome: &weirv1.CheckResult_Response{Response: response}}
+	return key + "#" + strconv.Itoa(i)
+}
+
+func (h *limiterHandler) failed(ctx context.Context, err error) *weirv1.CheckResult {
+	ce := h.errors.encode(ctx, weirv1connect.LimiterServiceCheckBatchProcedure, err)
+	return &weirv1.CheckResult{Outcome: &weirv1.CheckResult_Error{
+		Error: &weirv1.CheckError{Code: ce.Code().String(), Message: ce.Message()},
+	}}
 }

@@ -29,11 +29,10 @@ func (p Profile) append(out []Header, items []item, now time.Time) []Header {
 		case Both:
 			params |= paramsDraft12
 		}
-		return append(
-			out,
-			Header{"RateLimit-Policy", string(appendPolicies(stack[:0], items))},
-			Header{"RateLimit", string(appendStates(stack[:0], items, params))},
-		)
+		// One statement each: the order of two conversions within one is not
+		// defined, and they share the buffer.
+		out = append(out, Header{"RateLimit-Policy", string(appendPolicies(stack[:0], items))})
+		return append(out, Header{"RateLimit", string(appendStates(stack[:0], items, params))})
 	case LegacyTriple:
 		return appendTriple(out, items, "RateLimit-", false, time.Time{})
 	case XRateLimit:
@@ -117,11 +116,8 @@ func appendTriple(out []Header, items []item, prefix string, named bool, epoch t
 			b = appendString(b, it.name)
 		}
 	}
-	out = append(
-		out,
-		Header{prefix + "Limit", string(b)},
-		Header{prefix + "Remaining", string(appendInt(stack[:0], first.remaining))},
-	)
+	out = append(out, Header{prefix + "Limit", string(b)})
+	out = append(out, Header{prefix + "Remaining", string(appendInt(stack[:0], first.remaining))})
 	if first.reset < 0 {
 		return out
 	}

@@ -20,6 +20,9 @@ import (
 type Limiter interface {
 	// Check decides and charges.
 	Check(ctx context.Context, r quota.Request) (quota.Result, error)
+	// CheckBatch decides each on its own. Results and errors have one element per
+	// request, in order; a nil error means that the result is valid.
+	CheckBatch(ctx context.Context, rs []quota.Request) ([]quota.Result, []error)
 	// Peek decides without charging.
 	Peek(ctx context.Context, r quota.Request) (quota.Result, error)
 	// Explain charges nothing.
@@ -41,17 +44,7 @@ func (h *limiterHandler) Check(ctx context.Context, m *weirv1.CheckRequest) (*we
 	if err != nil {
 		return nil, err
 	}
-	return h.check(ctx, m, key)
-}
-
-// check is one check, alone or of a batch. key is the request id that the
-// transport carried, empty when none.
-func (h *limiterHandler) check(ctx context.Context, m *weirv1.CheckRequest, key string) (*weirv1.CheckResponse, error) {
-	id, err := requestID(m.GetRequestId(), key)
-	if err != nil {
-		return nil, err
-	}
-	req, err := toRequest(m, m.Cost, id)
+	req, err := toCheck(m, key)
 	if err != nil {
 		return nil, err
 	}
@@ -59,14 +52,30 @@ func (h *limiterHandler) check(ctx context.Context, m *weirv1.CheckRequest, key 
 	if err != nil {
 		return nil, err
 	}
+	return h.checkResponse(m, &req, &res), nil
+}
+
+// toCheck validates one check, alone or of a batch. key is the request id that
+// the transport carried, empty when none.
+func toCheck(m *weirv1.CheckRequest, key string) (quota.Request, error) {
+	id, err := requestID(m.GetRequestId(), key)
+	if err != nil {
+		return quota.Request{}, err
+	}
+	return toRequest(m, m.Cost, id)
+}
+
+func (h *limiterHandler) checkResponse(
+	m *weirv1.CheckRequest, req *quota.Request, res *quota.Result,
+) *weirv1.CheckResponse {
 	return &weirv1.CheckResponse{
 		Allowed:    &res.Allowed,
 		Decisions:  fromDecisions(res.Decisions),
-		Headers:    h.responseHeaders(m.GetHeaderOptions(), &res, req.Cost),
-		RetryAfter: optionalDuration(retryAfter(&res)),
+		Headers:    h.responseHeaders(m.GetHeaderOptions(), res, req.Cost),
+		RetryAfter: optionalDuration(retryAfter(res)),
 		Revision:   res.Revision,
 		Replayed:   res.Replayed,
-	}, nil
+	}
 }
 
 func (h *limiterHandler) Peek(ctx context.Context, m *weirv1.PeekRequest) (*weirv1.PeekResponse, error) {
