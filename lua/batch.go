@@ -1,0 +1,192 @@
+package lua
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/weirhq/weir/quota"
+)
+
+// call is one script call that waits for its shard.
+type call struct {
+	ctx   context.Context
+	key   string // decides the shard
+	cmd   once
+	done  chan struct{}
+	tries int
+}
+
+// once is a command that the client must not send twice when the fate of the first
+// sending is unknown. Redirections, which say that nothing ran, are still followed.
+type once struct{ *redis.Cmd }
+
+// NoRetry implements redis.Cmder.
+func (once) NoRetry() bool { return true }
+
+// shard is the queue of one primary. Calls that wait for the same primary leave
+// together: a batch is whatever was queued while the last one was on its way, so
+// batching adds no wait of its own.
+type shard struct {
+	mu      sync.Mutex
+	waiting []*call
+	flying  int
+}
+
+// maxFlying lets one batch be written while the one before is being answered.
+const maxFlying = 2
+
+// maxTries bounds how often a call that Redis refused to run is sent again.
+const maxTries = 5
+
+// do runs one script call and waits for its answer or the end of ctx. A call that
+// is still queued when ctx ends is never sent.
+func (s *Store) do(ctx context.Context, key string, args []any) (*redis.Cmd, error) {
+	c := &call{ctx: ctx, key: key, done: make(chan struct{})}
+	for {
+		c.cmd = once{redis.NewCmd(ctx, args...)}
+		if err := s.enqueue(c); err != nil {
+			return nil, err
+		}
+		select {
+		case <-c.done:
+		case <-ctx.Done():
+			return nil, &Error{kind: "timeout", ran: true, cause: ctx.Err()}
+		}
+		err := c.cmd.Err()
+		if err == nil {
+			return c.cmd.Cmd, nil
+		}
+		e, retry := interpret(err)
+		if c.tries++; !retry || c.tries >= maxTries {
+			return nil, e
+		}
+		if err := s.recover(ctx, c, e); err != nil {
+			return nil, e
+		}
+		c.done = make(chan struct{})
+	}
+}
+
+// recover does what the refusal of a call asks for.
+func (s *Store) recover(ctx context.Context, c *call, e *Error) error {
+	switch e.kind {
+	case "noscript":
+		return s.reload(ctx, c.key)
+	case "readonly", "moved":
+		s.rdb.ReloadState(ctx)
+	}
+	pause := time.NewTimer(time.Millisecond << (c.tries - 1))
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *Store) shardOf(ctx context.Context, key string) (*shard, error) {
+	node, err := s.rdb.MasterForKey(ctx, key)
+	if err != nil {
+		e, _ := interpret(err)
+		return nil, e
+	}
+	addr := node.Options().Addr
+	s.mu.RLock()
+	sh := s.shards[addr]
+	s.mu.RUnlock()
+	if sh != nil {
+		return sh, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sh = s.shards[addr]; sh == nil {
+		sh = &shard{}
+		s.shards[addr] = sh
+	}
+	return sh, nil
+}
+
+func (s *Store) enqueue(c *call) error {
+	sh, err := s.shardOf(c.ctx, c.key)
+	if err != nil {
+		return err
+	}
+	sh.mu.Lock()
+	if len(sh.waiting) >= s.limits.queue {
+		sh.dropExpiredLocked()
+	}
+	if len(sh.waiting) >= s.limits.queue {
+		sh.mu.Unlock()
+		return &Error{kind: "queue_full", cause: fmt.Errorf("%d checks wait for one shard: %w", s.limits.queue, quota.ErrOverloaded)}
+	}
+	sh.waiting = append(sh.waiting, c)
+	start := sh.flying < maxFlying && len(sh.waiting) == 1
+	if start {
+		sh.flying++
+		s.flights.Add(1)
+	}
+	sh.mu.Unlock()
+	if start {
+		go s.fly(sh)
+	}
+	return nil
+}
+
+// dropExpiredLocked makes room by forgetting calls that nobody waits for.
+func (sh *shard) dropExpiredLocked() {
+	kept := sh.waiting[:0]
+	for _, c := range sh.waiting {
+		if c.ctx.Err() == nil {
+			kept = append(kept, c)
+		}
+	}
+	clear(sh.waiting[len(kept):])
+	sh.waiting = kept
+}
+
+// take returns the next batch, or nil when the shard has nothing to do; the flight is over then.
+func (sh *shard) take(limit int) []*call {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	batch := make([]*call, 0, min(limit, len(sh.waiting)))
+	i := 0
+	for ; i < len(sh.waiting) && len(batch) < limit; i++ {
+		if c := sh.waiting[i]; c.ctx.Err() == nil {
+			batch = append(batch, c)
+		}
+	}
+	rest := copy(sh.waiting, sh.waiting[i:])
+	clear(sh.waiting[rest:])
+	sh.waiting = sh.waiting[:rest]
+	if len(batch) == 0 {
+		sh.flying--
+		return nil
+	}
+	return batch
+}
+
+// fly sends batches until nothing waits. The commands outlive the contexts of their
+// callers: what was sent will be answered, and whoever still listens learns of it.
+func (s *Store) fly(sh *shard) {
+	defer s.flights.Done()
+	for {
+		batch := sh.take(s.limits.batch)
+		if batch == nil {
+			return
+		}
+		ctx := context.Background()
+		pipe := s.rdb.Pipeline()
+		for _, c := range batch {
+			_ = pipe.Process(ctx, c.cmd)
+		}
+		_, _ = pipe.Exec(ctx) // every command carries its own error
+		for _, c := range batch {
+			close(c.done)
+		}
+	}
+}

@@ -1,0 +1,373 @@
+package lua
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/weirhq/weir/quota"
+)
+
+const (
+	// grantsPerCall bounds how long one script of the agent occupies a shard.
+	grantsPerCall = 64
+	// stripesPerPipeline bounds the answers that are read in one go.
+	stripesPerPipeline = 64
+	// demandFields bounds the region's demand hash; two fields a quota.
+	demandFields = 40_000
+	// demandKept is how long demand waits for an agent.
+	demandKept = 30 * time.Second
+)
+
+// State reads the region records of all stripes.
+func (s *Store) State(ctx context.Context) (quota.DatasetState, error) {
+	state := quota.DatasetState{Complete: true, Empty: true}
+	now := s.rdb.Time(ctx)
+	at, err := now.Result()
+	if err != nil {
+		return state, wrap("read the clock", err)
+	}
+	state.Now = at.UnixMicro()
+	first := true
+	err = s.stripewise(ctx, func(p redis.Pipeliner, stripe int) { p.Get(ctx, s.regionKey(stripe)) }, func(_ int, cmd redis.Cmder) error {
+		text, err := cmd.(*redis.StringCmd).Result()
+		if err == redis.Nil {
+			state.Complete = false
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		gen, epoch, err := parseRegion(text)
+		if err != nil {
+			return err
+		}
+		state.Empty = false
+		switch {
+		case first:
+			state.Gen, state.Epoch, first = gen, epoch, false
+		case state.Gen != gen:
+			state.Gen = ""
+		}
+		state.Epoch = min(state.Epoch, epoch)
+		return nil
+	})
+	if err != nil {
+		return state, wrap("read region records", err)
+	}
+	return state, nil
+}
+
+func parseRegion(text string) (gen string, epoch quota.Epoch, err error) {
+	fields := strings.Split(text, ":")
+	if len(fields) != 5 {
+		return "", 0, fmt.Errorf("region record %q: want five fields", text)
+	}
+	n, err := strconv.ParseInt(fields[1], 10, 64)
+	if err != nil {
+		return "", 0, fmt.Errorf("region record %q: %w", text, err)
+	}
+	return fields[0], quota.Epoch(n), nil
+}
+
+func wrap(what string, err error) error {
+	e, _ := interpret(err)
+	return fmt.Errorf("%s: %w", what, e)
+}
+
+// stripewise pipelines one command per stripe and hands each answer to got. The
+// commands must be safe to repeat.
+func (s *Store) stripewise(ctx context.Context, add func(p redis.Pipeliner, stripe int), got func(stripe int, cmd redis.Cmder) error) error {
+	for from := 0; from < s.stripes; from += stripesPerPipeline {
+		to := min(from+stripesPerPipeline, s.stripes)
+		for attempt := 0; ; attempt++ {
+			cmds, _ := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+				for stripe := from; stripe < to; stripe++ {
+					add(p, stripe)
+				}
+				return nil
+			})
+			again, err := s.reloadFor(ctx, cmds, from, attempt)
+			if err != nil {
+				return err
+			}
+			if again {
+				continue
+			}
+			for i, cmd := range cmds {
+				if err := got(from+i, cmd); err != nil {
+					return err
+				}
+			}
+			break
+		}
+	}
+	return nil
+}
+
+// reloadFor loads the scripts into the primaries that lack them and says whether the
+// batch is to be run again.
+func (s *Store) reloadFor(ctx context.Context, cmds []redis.Cmder, from, attempt int) (bool, error) {
+	again := false
+	for i, cmd := range cmds {
+		if attempt < maxTries && redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
+			again = true
+			if err := s.reload(ctx, s.regionKey(from+i)); err != nil {
+				return false, err
+			}
+		}
+	}
+	return again, nil
+}
+
+// Initialise gives every stripe the dataset's id. A stripe without a region record
+// starts full when the region is fresh, else empty-handed and paused for a second.
+func (s *Store) Initialise(ctx context.Context, gen string, fresh bool) error {
+	if gen == "" || strings.ContainsAny(gen, ": ") {
+		return fmt.Errorf("dataset id %q: it must not be empty nor hold a colon or space: %w", gen, quota.ErrInvalid)
+	}
+	isFresh := "0"
+	if fresh {
+		isFresh = "1"
+	}
+	err := s.stripewise(ctx, func(p redis.Pipeliner, stripe int) {
+		p.EvalSha(ctx, s.scripts.region.Hash(), []string{s.regionKey(stripe)}, gen, isFresh)
+	}, func(_ int, cmd redis.Cmder) error { return cmd.Err() })
+	if err != nil {
+		return wrap("initialise stripes", err)
+	}
+	return nil
+}
+
+// Apply writes the grants that are newer than what each stripe holds, on every stripe,
+// and raises the epoch. It fails with quota.ErrFenced when a stripe belongs to another
+// dataset or has seen a newer epoch, and with quota.ErrUninitialised when one has no
+// region record. A failed Apply may have reached some stripes; repeating it is safe.
+func (s *Store) Apply(ctx context.Context, epoch quota.Epoch, gen string, grants []quota.Grant) error {
+	for from := 0; ; from += grantsPerCall {
+		chunk := grants[from:min(from+grantsPerCall, len(grants))]
+		args := []any{gen, int64(epoch)}
+		for _, g := range chunk {
+			args = append(args, grantArgs(g)...)
+		}
+		err := s.stripewise(ctx, func(p redis.Pipeliner, stripe int) {
+			keys := make([]string, 1, 1+len(chunk))
+			keys[0] = s.regionKey(stripe)
+			for _, g := range chunk {
+				keys = append(keys, s.shareKey(stripe, g.ID.Policy))
+			}
+			p.EvalSha(ctx, s.scripts.apply.Hash(), keys, args...)
+		}, func(stripe int, cmd redis.Cmder) error {
+			numbers, _, err := integers(cmd.(*redis.Cmd).Val())
+			if cmd.Err() != nil {
+				return cmd.Err()
+			}
+			return applied(stripe, gen, epoch, numbers, err)
+		})
+		if err != nil {
+			return fmt.Errorf("apply grants: %w", err)
+		}
+		if from+grantsPerCall >= len(grants) {
+			return nil
+		}
+	}
+}
+
+func applied(stripe int, gen string, epoch quota.Epoch, numbers []int64, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case len(numbers) > 0 && numbers[0] == 0:
+		return fmt.Errorf("stripe %d: dataset %q at epoch %d is not its own: %w", stripe, gen, epoch, quota.ErrFenced)
+	case len(numbers) > 0 && numbers[0] == -1:
+		return fmt.Errorf("stripe %d: %w", stripe, quota.ErrUninitialised)
+	}
+	return nil
+}
+
+// grantArgs lists the values of one grant for apply.lua.
+func grantArgs(g quota.Grant) []any {
+	life, wrap := quota.BucketForm(g.Limit, g.Floor)
+	what, blocks := "B", "0"
+	if g.Algorithm == quota.SlidingLog {
+		what = "L"
+	}
+	if quota.BlocksAfterLoss(g.Limit.Period) {
+		blocks = "1"
+	}
+	if g.Drop {
+		what = "D"
+	}
+	return []any{
+		int64(g.Limit.Capacity), g.Version, int64(g.Share.Capacity), int64(g.Share.Refill), g.Limit.Period.Microseconds(),
+		int64(g.Permanent.Capacity), int64(g.Permanent.Refill), int64(g.Gift), int64(g.Floor.Capacity + g.Gift),
+		life.Milliseconds(), wrap, what, blocks,
+	}
+}
+
+// Held reports what every stripe has applied of these policies: where stripes differ,
+// the lowest version and the largest share. A policy without a record on some stripe
+// has version zero; one without any is left out.
+func (s *Store) Held(ctx context.Context, policyIDs []string) ([]quota.QuotaReport, error) {
+	reports := make([]quota.QuotaReport, 0, len(policyIDs))
+	for from := 0; from < len(policyIDs); from += grantsPerCall {
+		ids := policyIDs[from:min(from+grantsPerCall, len(policyIDs))]
+		found := make([]heldShare, len(ids))
+		var now int64
+		at, err := s.rdb.Time(ctx).Result()
+		if err != nil {
+			return nil, wrap("read the clock", err)
+		}
+		now = at.UnixMicro()
+		err = s.stripewise(ctx, func(p redis.Pipeliner, stripe int) {
+			keys := make([]string, len(ids))
+			for i, id := range ids {
+				keys[i] = s.shareKey(stripe, id)
+			}
+			p.MGet(ctx, keys...)
+		}, func(_ int, cmd redis.Cmder) error {
+			values, err := cmd.(*redis.SliceCmd).Result()
+			if err != nil {
+				return err
+			}
+			for i, v := range values {
+				text, _ := v.(string)
+				if err := found[i].add(text, now); err != nil {
+					return fmt.Errorf("share record of %s: %w", ids[i], err)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, wrap("read share records", err)
+		}
+		for i, h := range found {
+			if h.any {
+				reports = append(reports, h.report(ids[i]))
+			}
+		}
+	}
+	return reports, nil
+}
+
+// heldShare gathers one policy's records over the stripes.
+type heldShare struct {
+	any, missing bool
+	version      int64
+	share        quota.Share
+	period       time.Duration
+	hold         quota.Tokens
+}
+
+func (h *heldShare) add(text string, now int64) error {
+	if text == "" {
+		h.missing = true
+		return nil
+	}
+	fields := strings.Split(text, ":")
+	if len(fields) != 15 {
+		return fmt.Errorf("%q: want fifteen fields", text)
+	}
+	n := make([]int64, len(fields))
+	for i, f := range fields {
+		v, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return fmt.Errorf("%q: %w", text, err)
+		}
+		n[i] = v
+	}
+	version, period := n[1], microseconds(n[4])
+	if !h.any || version < h.version {
+		h.version = version
+	}
+	h.any = true
+	h.share = h.share.Max(quota.Share{Capacity: quota.Tokens(n[2]), Refill: quota.Tokens(n[3])})
+	h.period = max(h.period, period)
+	// Entries admitted under a larger share leave within a window of its shrink.
+	window := int64(math.Ceil(float64(n[4]) * (1 + quota.Drift)))
+	if n[12] > 0 && now-n[13] < window {
+		h.hold = max(h.hold, quota.Tokens(n[12]))
+	}
+	return nil
+}
+
+func (h *heldShare) report(policy string) quota.QuotaReport {
+	r := quota.QuotaReport{
+		ID: quota.ID{Policy: policy}, Version: h.version, Share: h.share, Period: h.period,
+		Drained: h.hold <= h.share.Capacity, Hold: h.hold,
+	}
+	if h.missing {
+		r.Version = 0
+	}
+	return r
+}
+
+// AddDemand adds what one node was offered to the region's sum. What does not fit
+// the bound is left out: it is a measurement, not a charge.
+func (s *Store) AddDemand(ctx context.Context, demands []quota.Demand) error {
+	const perCall = 500
+	for from := 0; from < len(demands); from += perCall {
+		args := []any{demandKept.Milliseconds(), demandFields}
+		for _, d := range demands[from:min(from+perCall, len(demands))] {
+			args = append(args, d.Policy+"\x00"+d.Key, int64(d.Offered), int64(d.Admitted))
+		}
+		if _, err := s.do(ctx, s.demandKey(), command(s.scripts.demandAdd.Hash(), []any{s.demandKey()}, args)); err != nil {
+			return fmt.Errorf("add demand: %w", err)
+		}
+	}
+	return nil
+}
+
+// TakeDemand returns what the nodes added since it was last called, and starts anew.
+func (s *Store) TakeDemand(ctx context.Context) (quota.DemandWindow, error) {
+	cmd, err := s.do(ctx, s.demandKey(), command(s.scripts.demandTake.Hash(),
+		[]any{s.demandKey(), s.takenKey()}, []any{time.Hour.Milliseconds()}))
+	if err != nil {
+		return quota.DemandWindow{}, fmt.Errorf("take demand: %w", err)
+	}
+	reply, ok := cmd.Val().([]any)
+	if !ok || len(reply)%2 != 1 {
+		return quota.DemandWindow{}, &Error{kind: "script", ran: true, cause: fmt.Errorf("take demand: reply is a %T of %d", cmd.Val(), len(reply))}
+	}
+	elapsed, _ := reply[0].(int64)
+	window := quota.DemandWindow{Elapsed: microseconds(elapsed)}
+	index := map[string]int{}
+	for i := 1; i < len(reply); i += 2 {
+		field, _ := reply[i].(string)
+		text, _ := reply[i+1].(string)
+		n, err := strconv.ParseInt(text, 10, 64)
+		policy, key, ok := strings.Cut(field, "\x00")
+		if err != nil || !ok || policy == "" {
+			continue // not written by this version
+		}
+		which, policy := policy[0], policy[1:]
+		at, known := index[field[1:]]
+		if !known {
+			at = len(window.Demands)
+			index[field[1:]] = at
+			window.Demands = append(window.Demands, quota.Demand{Policy: policy, Key: key})
+		}
+		if which == 'o' {
+			window.Demands[at].Offered = quota.Tokens(n)
+		} else {
+			window.Demands[at].Admitted = quota.Tokens(n)
+		}
+	}
+	return window, nil
+}
+
+// HoldAgent makes a node the region's agent or keeps it so; a ttl of zero lets go of
+// what the node holds. It returns whether the node is the agent.
+func (s *Store) HoldAgent(ctx context.Context, node string, ttl time.Duration) (bool, error) {
+	cmd, err := s.do(ctx, s.agentKey(), command(s.scripts.agent.Hash(), []any{s.agentKey()}, []any{node, ttl.Milliseconds()}))
+	if err != nil {
+		return false, fmt.Errorf("agent lock: %w", err)
+	}
+	n, _ := cmd.Val().(int64)
+	return n == 1, nil
+}
