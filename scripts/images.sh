@@ -24,6 +24,7 @@ has_image() { docker image inspect "$1" >/dev/null 2>&1; }
 
 # debian_sources prints this machine's Debian 12 package sources, one per line, for sources.list.
 debian_sources() {
+	# shellcheck disable=SC2016 # apt fills these in
 	apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
 		awk '$2 ~ /^bookworm/ && $3 == "main" { print "deb", $1, $2, $3 }' | sort -u
 }
