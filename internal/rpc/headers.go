@@ -2,6 +2,8 @@ package rpc
 
 import (
 	"fmt"
+	"math"
+	"math/bits"
 	"strings"
 	"time"
 
@@ -251,13 +253,18 @@ func nextUnit(d *quota.Decision) time.Duration {
 	return d.ResetAfter
 }
 
-// mulDiv is d*a/b, rounded up and saturating; b is positive.
+// mulDiv is d*a/b, exact, rounded up and saturating; none is negative and b is
+// not zero.
 func mulDiv(d time.Duration, a, b quota.Tokens) time.Duration {
-	f := float64(d) * float64(a) / float64(b)
-	if f >= float64(1<<62) {
-		return 1 << 62
+	hi, lo := bits.Mul64(uint64(d), uint64(a))
+	if hi >= uint64(b) {
+		return math.MaxInt64
 	}
-	return time.Duration(f) + 1
+	q, r := bits.Div64(hi, lo, uint64(b))
+	if r > 0 {
+		q++
+	}
+	return time.Duration(min(q, math.MaxInt64))
 }
 
 // usableFor is how long the remaining units should last at the rate of the
