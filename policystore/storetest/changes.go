@@ -16,19 +16,19 @@ func testEmpty(b *bundle) {
 	cur := b.current()
 	require.Zero(b, cur.Number)
 	b.requireSet(cur)
-	at, err := b.store.At(b.ctx, 0)
+	at, err := b.store.At(b.Context(), 0)
 	require.NoError(b, err)
 	b.requireSet(at)
-	in, err := b.store.InForce(b.ctx, "us-east")
+	in, err := b.store.InForce(b.Context(), "us-east")
 	require.NoError(b, err)
 	b.requireSet(in)
-	list, err := b.store.ListRevisions(b.ctx, policystore.RevisionQuery{})
+	list, err := b.store.ListRevisions(b.Context(), policystore.RevisionQuery{})
 	require.NoError(b, err)
 	require.Empty(b, list)
 	require.Equal(b, policystore.Position{}, b.position())
-	_, err = b.store.At(b.ctx, 1)
+	_, err = b.store.At(b.Context(), 1)
 	require.ErrorIs(b, err, quota.ErrNotFound)
-	_, err = b.store.At(b.ctx, -1)
+	_, err = b.store.At(b.Context(), -1)
 	require.ErrorIs(b, err, quota.ErrNotFound)
 }
 
@@ -54,14 +54,14 @@ func testReplace(b *bundle) {
 
 func testPatch(b *bundle) {
 	b.replace(policy("a", 1), policy("b", 1), policy("c", 1))
-	out, err := b.store.Apply(b.ctx, policystore.Change{
+	out, err := b.store.Apply(b.Context(), policystore.Change{
 		Edit: ann, Policies: []*quota.Policy{policy("d", 1), policy("b", 2)}, Delete: []string{"c"}, Expect: new(int64(1)),
 	})
 	require.NoError(b, err)
 	require.Equal(b, policystore.Summary{Added: []string{"d"}, Changed: []string{"b"}, Removed: []string{"c"}}, out.Revision.Summary)
 	b.requireSet(b.current(), policy("a", 1), policy("b", 2), policy("d", 1))
 
-	_, err = b.store.Apply(b.ctx, policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("e", 1)}, Delete: []string{"c"}})
+	_, err = b.store.Apply(b.Context(), policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("e", 1)}, Delete: []string{"c"}})
 	require.ErrorIs(b, err, quota.ErrNotFound)
 	require.ErrorContains(b, err, `"c"`)
 	b.requireSet(b.current(), policy("a", 1), policy("b", 2), policy("d", 1))
@@ -96,7 +96,7 @@ func everyField() []*quota.Policy {
 func testEveryField(b *bundle) {
 	b.replace(everyField()...)
 	b.requireSet(b.current(), everyField()...)
-	at, err := b.store.At(b.ctx, 1)
+	at, err := b.store.At(b.Context(), 1)
 	require.NoError(b, err)
 	b.requireSet(at, everyField()...)
 }
@@ -124,21 +124,21 @@ func testNothingToChange(b *bundle) {
 
 func testDryRun(b *bundle) {
 	first := b.replace(policy("a", 1), policy("b", 1))
-	out, err := b.store.Apply(b.ctx, policystore.Change{Edit: ann, DryRun: true, Policies: []*quota.Policy{policy("a", 2)}, Delete: []string{"b"}})
+	out, err := b.store.Apply(b.Context(), policystore.Change{Edit: ann, DryRun: true, Policies: []*quota.Policy{policy("a", 2)}, Delete: []string{"b"}})
 	require.NoError(b, err)
 	require.False(b, out.Committed)
 	require.Equal(b, first.Revision, out.Revision)
 	require.Equal(b, "~ a\n    capacity: 1 -> 2\n- b\n    match.plan: \"free\"\n    key: [apiKey]\n    algorithm: token-bucket\n    capacity: 1\n    refill: 100/1m\n    onStoreFailure: local\n", out.Diff.String())
 	b.requireSet(b.current(), policy("a", 1), policy("b", 1))
 
-	out, err = b.store.Rollback(b.ctx, policystore.Rollback{Edit: ann, DryRun: true, To: 0})
+	out, err = b.store.Rollback(b.Context(), policystore.Rollback{Edit: ann, DryRun: true, To: 0})
 	require.NoError(b, err)
 	require.False(b, out.Committed)
 	require.Equal(b, policystore.Summary{Removed: []string{"a", "b"}}, out.Diff.Summary())
 	require.EqualValues(b, 1, b.position().Revision)
 	require.Len(b, b.auditRows(), 1)
 
-	_, err = b.store.Apply(b.ctx, policystore.Change{Edit: ann, DryRun: true, Expect: new(int64(0)), Policies: []*quota.Policy{policy("a", 2)}})
+	_, err = b.store.Apply(b.Context(), policystore.Change{Edit: ann, DryRun: true, Expect: new(int64(0)), Policies: []*quota.Policy{policy("a", 2)}})
 	require.ErrorIs(b, err, quota.ErrConflict)
 }
 
@@ -173,7 +173,7 @@ func testInvalidChanges(b *bundle) {
 		"weight not a number": broken(func(p *quota.Policy) { p.Split.Weights = map[quota.Region]float64{"r": math.NaN()} }),
 		"infinite floor":      broken(func(p *quota.Policy) { p.Split.FloorPercent = new(math.Inf(1)) }),
 	} {
-		_, err := b.store.Apply(b.ctx, c)
+		_, err := b.store.Apply(b.Context(), c)
 		require.ErrorIs(b, err, quota.ErrInvalid, name)
 	}
 	b.requireSet(b.current(), policy("a", 1))
@@ -183,10 +183,10 @@ func testInvalidChanges(b *bundle) {
 func testConflict(b *bundle) {
 	b.replace(policy("a", 1))
 	b.patch("bob", policy("a", 2), policy("b", 1))
-	_, err := b.store.Apply(b.ctx, policystore.Change{Edit: policystore.Edit{Author: "cy", Message: "less"}, Delete: []string{"b"}})
+	_, err := b.store.Apply(b.Context(), policystore.Change{Edit: policystore.Edit{Author: "cy", Message: "less"}, Delete: []string{"b"}})
 	require.NoError(b, err)
 
-	_, err = b.store.Apply(b.ctx, policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("c", 1)}, Expect: new(int64(1))})
+	_, err = b.store.Apply(b.Context(), policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("c", 1)}, Expect: new(int64(1))})
 	require.ErrorIs(b, err, quota.ErrConflict)
 	var conflict *policystore.ConflictError
 	require.ErrorAs(b, err, &conflict)
@@ -197,11 +197,11 @@ func testConflict(b *bundle) {
 	require.Equal(b, []string{"b"}, conflict.Since[0].Summary.Removed)
 	require.ErrorContains(b, err, `expected revision 1, but the current one is 3: revision 3 by cy ("less") removed b; revision 2 by bob added b; changed a`)
 
-	_, err = b.store.Rollback(b.ctx, policystore.Rollback{Edit: ann, To: 1, Expect: new(int64(2))})
+	_, err = b.store.Rollback(b.Context(), policystore.Rollback{Edit: ann, To: 1, Expect: new(int64(2))})
 	require.ErrorAs(b, err, &conflict)
 	require.Len(b, conflict.Since, 1)
 
-	_, err = b.store.Apply(b.ctx, policystore.Change{Edit: ann, Replace: true, Expect: new(int64(9))})
+	_, err = b.store.Apply(b.Context(), policystore.Change{Edit: ann, Replace: true, Expect: new(int64(9))})
 	require.ErrorAs(b, err, &conflict)
 	require.Empty(b, conflict.Since)
 	b.requireSet(b.current(), policy("a", 2))
@@ -209,7 +209,7 @@ func testConflict(b *bundle) {
 	for i := range int64(policystore.MaxConflictRevisions) {
 		b.patch("bob", policy("a", 10+i))
 	}
-	_, err = b.store.Apply(b.ctx, policystore.Change{Edit: ann, Replace: true, Expect: new(int64(1))})
+	_, err = b.store.Apply(b.Context(), policystore.Change{Edit: ann, Replace: true, Expect: new(int64(1))})
 	require.ErrorAs(b, err, &conflict)
 	require.Len(b, conflict.Since, policystore.MaxConflictRevisions)
 	require.ErrorContains(b, err, "and 2 more before")
@@ -221,7 +221,7 @@ func testRollback(b *bundle) {
 	b.patch("bob", policy("a", 2), policy("c", 1))
 	b.clock.Advance(time.Second)
 
-	out, err := b.store.Rollback(b.ctx, policystore.Rollback{Edit: policystore.Edit{Author: "cy", Message: "undo"}, To: 1, Expect: new(int64(2))})
+	out, err := b.store.Rollback(b.Context(), policystore.Rollback{Edit: policystore.Edit{Author: "cy", Message: "undo"}, To: 1, Expect: new(int64(2))})
 	require.NoError(b, err)
 	require.True(b, out.Committed)
 	require.Equal(b, policystore.Revision{
@@ -231,11 +231,11 @@ func testRollback(b *bundle) {
 	b.requireSet(b.current(), policy("a", 1), policy("b", 1))
 
 	// What was rolled back is still there, and can be returned to.
-	_, err = b.store.Rollback(b.ctx, policystore.Rollback{Edit: ann, To: 2})
+	_, err = b.store.Rollback(b.Context(), policystore.Rollback{Edit: ann, To: 2})
 	require.NoError(b, err)
 	b.requireSet(b.current(), policy("a", 2), policy("b", 1), policy("c", 1))
 
-	_, err = b.store.Rollback(b.ctx, policystore.Rollback{Edit: ann, To: 0})
+	_, err = b.store.Rollback(b.Context(), policystore.Rollback{Edit: ann, To: 0})
 	require.NoError(b, err)
 	b.requireSet(b.current())
 	require.EqualValues(b, 5, b.position().Revision)
@@ -244,12 +244,12 @@ func testRollback(b *bundle) {
 func testRollbackRefusals(b *bundle) {
 	b.replace(policy("a", 1))
 	for _, to := range []int64{2, -1} {
-		_, err := b.store.Rollback(b.ctx, policystore.Rollback{Edit: ann, To: to})
+		_, err := b.store.Rollback(b.Context(), policystore.Rollback{Edit: ann, To: to})
 		require.ErrorIs(b, err, quota.ErrNotFound)
 	}
-	_, err := b.store.Rollback(b.ctx, policystore.Rollback{To: 0})
+	_, err := b.store.Rollback(b.Context(), policystore.Rollback{To: 0})
 	require.ErrorIs(b, err, quota.ErrInvalid)
-	out, err := b.store.Rollback(b.ctx, policystore.Rollback{Edit: ann, To: 1})
+	out, err := b.store.Rollback(b.Context(), policystore.Rollback{Edit: ann, To: 1})
 	require.NoError(b, err)
 	require.False(b, out.Committed)
 	b.requireSet(b.current(), policy("a", 1))
@@ -258,12 +258,12 @@ func testRollbackRefusals(b *bundle) {
 func testRollout(b *bundle) {
 	b.replace(policy("a", 1))
 	first := []quota.Region{"us-east", "eu-west", "us-east"}
-	out, err := b.store.Apply(b.ctx, policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("a", 2)}, Regions: first})
+	out, err := b.store.Apply(b.Context(), policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("a", 2)}, Regions: first})
 	require.NoError(b, err)
 	require.Equal(b, []quota.Region{"eu-west", "us-east"}, out.Revision.Regions)
 	inForce := func(region quota.Region, number, burst int64) {
 		b.Helper()
-		s, err := b.store.InForce(b.ctx, region)
+		s, err := b.store.InForce(b.Context(), region)
 		require.NoError(b, err)
 		require.Equal(b, number, s.Number)
 		b.requireSet(s, policy("a", burst))
@@ -272,18 +272,18 @@ func testRollout(b *bundle) {
 	inForce("ap-south", 1, 1)
 
 	var rollout *policystore.RolloutError
-	_, err = b.store.Apply(b.ctx, policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("b", 1)}})
+	_, err = b.store.Apply(b.Context(), policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("b", 1)}})
 	require.ErrorAs(b, err, &rollout)
 	require.ErrorIs(b, err, quota.ErrConflict)
 	require.EqualValues(b, 2, rollout.Revision.Number)
-	_, err = b.store.Apply(b.ctx, policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("a", 3)}, Regions: []quota.Region{"ap-south"}})
+	_, err = b.store.Apply(b.Context(), policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("a", 3)}, Regions: []quota.Region{"ap-south"}})
 	require.ErrorAs(b, err, &rollout)
 
 	// The rollout can be amended where it is, and then promoted.
-	_, err = b.store.Apply(b.ctx, policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("a", 4)}, Regions: first})
+	_, err = b.store.Apply(b.Context(), policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("a", 4)}, Regions: first})
 	require.NoError(b, err)
 	inForce("us-east", 3, 4)
-	out, err = b.store.Rollback(b.ctx, policystore.Rollback{Edit: ann, To: 3})
+	out, err = b.store.Rollback(b.Context(), policystore.Rollback{Edit: ann, To: 3})
 	require.NoError(b, err)
 	require.True(b, out.Committed)
 	require.True(b, out.Diff.Empty())
@@ -292,11 +292,11 @@ func testRollout(b *bundle) {
 	inForce("ap-south", 4, 4)
 
 	// Another one is undone.
-	_, err = b.store.Apply(b.ctx, policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("a", 5)}, Regions: []quota.Region{"ap-south"}})
+	_, err = b.store.Apply(b.Context(), policystore.Change{Edit: ann, Policies: []*quota.Policy{policy("a", 5)}, Regions: []quota.Region{"ap-south"}})
 	require.NoError(b, err)
 	inForce("ap-south", 5, 5)
 	inForce("us-east", 4, 4)
-	_, err = b.store.Rollback(b.ctx, policystore.Rollback{Edit: ann, To: 4})
+	_, err = b.store.Rollback(b.Context(), policystore.Rollback{Edit: ann, To: 4})
 	require.NoError(b, err)
 	inForce("ap-south", 6, 4)
 	inForce("us-east", 6, 4)

@@ -19,12 +19,12 @@ func testHistory(b *bundle) {
 		want = append(want, set)
 	}
 	for n, set := range want {
-		s, err := b.store.At(b.ctx, int64(n))
+		s, err := b.store.At(b.Context(), int64(n))
 		require.NoError(b, err)
 		require.EqualValues(b, n, s.Number)
 		b.requireSet(s, set...)
 	}
-	old, err := b.store.At(b.ctx, 2)
+	old, err := b.store.At(b.Context(), 2)
 	require.NoError(b, err)
 	d := policystore.Compare(old.Policies, b.current().Policies)
 	require.Equal(b, policystore.Summary{Added: []string{"p5"}, Changed: []string{"a"}, Removed: []string{"p1"}}, d.Summary())
@@ -38,11 +38,11 @@ func testHistoryPages(b *bundle) {
 	var got []int64
 	q := policystore.RevisionQuery{Limit: 10}
 	for {
-		page, err := b.store.ListRevisions(b.ctx, q)
+		page, err := b.store.ListRevisions(b.Context(), q)
 		require.NoError(b, err)
 		for _, r := range page {
 			got = append(got, r.Number)
-			at, err := b.store.At(b.ctx, r.Number)
+			at, err := b.store.At(b.Context(), r.Number)
 			require.NoError(b, err)
 			require.Equal(b, at.Revision, r)
 		}
@@ -55,7 +55,7 @@ func testHistoryPages(b *bundle) {
 	for i, n := range got {
 		require.EqualValues(b, 25-i, n)
 	}
-	page, err := b.store.ListRevisions(b.ctx, policystore.RevisionQuery{Author: "bob", Before: 7})
+	page, err := b.store.ListRevisions(b.Context(), policystore.RevisionQuery{Author: "bob", Before: 7})
 	require.NoError(b, err)
 	require.Len(b, page, 3)
 	require.EqualValues(b, 6, page[0].Number)
@@ -68,7 +68,7 @@ var hostile = []string{
 
 func testSearchIsLiteral(b *bundle) {
 	for i, text := range hostile {
-		_, err := b.store.Apply(b.ctx, policystore.Change{
+		_, err := b.store.Apply(b.Context(), policystore.Change{
 			Edit:     policystore.Edit{Author: "by " + text, Message: "say <" + text + "> now"},
 			Policies: []*quota.Policy{policy("a", int64(i+1))},
 		})
@@ -76,21 +76,21 @@ func testSearchIsLiteral(b *bundle) {
 	}
 	for i, text := range hostile {
 		want := []int64{int64(i + 1)}
-		byMessage, err := b.store.ListRevisions(b.ctx, policystore.RevisionQuery{Search: "<" + text + ">"})
+		byMessage, err := b.store.ListRevisions(b.Context(), policystore.RevisionQuery{Search: "<" + text + ">"})
 		require.NoError(b, err)
-		byAuthor, err := b.store.ListRevisions(b.ctx, policystore.RevisionQuery{Author: "by " + text})
+		byAuthor, err := b.store.ListRevisions(b.Context(), policystore.RevisionQuery{Author: "by " + text})
 		require.NoError(b, err)
 		require.Equal(b, want, numbers(byMessage), text)
 		require.Equal(b, want, numbers(byAuthor), text)
 
-		rows, err := b.store.Audit(b.ctx, policystore.AuditQuery{Search: "<" + text + ">"})
+		rows, err := b.store.Audit(b.Context(), policystore.AuditQuery{Search: "<" + text + ">"})
 		require.NoError(b, err)
 		require.Len(b, rows, 1, text)
-		rows, err = b.store.Audit(b.ctx, policystore.AuditQuery{Author: "by " + text})
+		rows, err = b.store.Audit(b.Context(), policystore.AuditQuery{Author: "by " + text})
 		require.NoError(b, err)
 		require.Len(b, rows, 1, text)
 	}
-	none, err := b.store.ListRevisions(b.ctx, policystore.RevisionQuery{Author: "by"})
+	none, err := b.store.ListRevisions(b.Context(), policystore.RevisionQuery{Author: "by"})
 	require.NoError(b, err)
 	require.Empty(b, none)
 }
@@ -149,7 +149,7 @@ func testNothingIsShared(b *bundle) {
 		spoil(p)
 	}
 	cur.Summary.Added[0] = "spoilt"
-	at, err := b.store.At(b.ctx, 1)
+	at, err := b.store.At(b.Context(), 1)
 	require.NoError(b, err)
 	b.requireSet(at, everyField()...)
 	require.Equal(b, "bucket", at.Summary.Added[0])
@@ -160,12 +160,12 @@ func testNothingIsShared(b *bundle) {
 	changed := b.patch("bob", policy("bucket", 1))
 	spoil(changed.Diff.Changed[0].Old)
 	spoil(changed.Diff.Changed[0].New)
-	at, err = b.store.At(b.ctx, 1)
+	at, err = b.store.At(b.Context(), 1)
 	require.NoError(b, err)
 	b.requireSet(at, everyField()...)
 	require.Equal(b, policy("bucket", 1), b.current().Policies[0])
 
-	_, err = b.store.Rollback(b.ctx, policystore.Rollback{Edit: ann, To: 1})
+	_, err = b.store.Rollback(b.Context(), policystore.Rollback{Edit: ann, To: 1})
 	require.NoError(b, err)
 	spoil(b.current().Policies[0])
 	b.requireSet(b.current(), everyField()...)
@@ -174,11 +174,11 @@ func testNothingIsShared(b *bundle) {
 func testAudit(b *bundle) {
 	b.replace(policy("a", 1))
 	b.clock.Advance(time.Second)
-	require.NoError(b, b.store.SetOverrides(b.ctx, policystore.Edit{Author: "bob"}, []quota.Override{override("a", "k1"), override("a", "k2")}))
-	require.NoError(b, b.store.DeleteOverrides(b.ctx, policystore.Edit{Author: "bob"}, []policystore.OverrideID{{Policy: "a", Key: []string{"k1"}}}))
-	_, err := b.store.Apply(b.ctx, policystore.Change{Edit: ann, Delete: []string{"a"}, Regions: []quota.Region{"us-east"}})
+	require.NoError(b, b.store.SetOverrides(b.Context(), policystore.Edit{Author: "bob"}, []quota.Override{override("a", "k1"), override("a", "k2")}))
+	require.NoError(b, b.store.DeleteOverrides(b.Context(), policystore.Edit{Author: "bob"}, []policystore.OverrideID{{Policy: "a", Key: []string{"k1"}}}))
+	_, err := b.store.Apply(b.Context(), policystore.Change{Edit: ann, Delete: []string{"a"}, Regions: []quota.Region{"us-east"}})
 	require.NoError(b, err)
-	_, err = b.store.Rollback(b.ctx, policystore.Rollback{Edit: policystore.Edit{Author: "cy", Message: "undo"}, To: 1})
+	_, err = b.store.Rollback(b.Context(), policystore.Rollback{Edit: policystore.Edit{Author: "cy", Message: "undo"}, To: 1})
 	require.NoError(b, err)
 
 	start := b.clock.Now().Add(-time.Second)
@@ -195,14 +195,14 @@ func testAuditPages(b *bundle) {
 	for i := range int64(7) {
 		b.patch("ann", policy("a", i+1))
 	}
-	page, err := b.store.Audit(b.ctx, policystore.AuditQuery{Limit: 3})
+	page, err := b.store.Audit(b.Context(), policystore.AuditQuery{Limit: 3})
 	require.NoError(b, err)
 	require.Len(b, page, 3)
-	page, err = b.store.Audit(b.ctx, policystore.AuditQuery{Before: page[2].Number})
+	page, err = b.store.Audit(b.Context(), policystore.AuditQuery{Before: page[2].Number})
 	require.NoError(b, err)
 	require.Len(b, page, 4)
 	require.EqualValues(b, 4, page[0].Number)
-	page, err = b.store.Audit(b.ctx, policystore.AuditQuery{Action: policystore.ActionRollback})
+	page, err = b.store.Audit(b.Context(), policystore.AuditQuery{Action: policystore.ActionRollback})
 	require.NoError(b, err)
 	require.Empty(b, page)
 }
@@ -221,20 +221,20 @@ func (b *bundle) awaitWake(ch <-chan struct{}, why string) {
 }
 
 func testWatch(b *bundle) {
-	first, second := b.store.Watch(b.ctx), b.store.Watch(b.ctx)
+	first, second := b.store.Watch(b.Context()), b.store.Watch(b.Context())
 	for _, step := range []struct {
 		why string
 		do  func()
 	}{
 		{"apply", func() { b.replace(policy("a", 1)) }},
 		{"set override", func() {
-			require.NoError(b, b.store.SetOverrides(b.ctx, ann, []quota.Override{override("a", "k")}))
+			require.NoError(b, b.store.SetOverrides(b.Context(), ann, []quota.Override{override("a", "k")}))
 		}},
 		{"delete override", func() {
-			require.NoError(b, b.store.DeleteOverrides(b.ctx, ann, []policystore.OverrideID{{Policy: "a", Key: []string{"k"}}}))
+			require.NoError(b, b.store.DeleteOverrides(b.Context(), ann, []policystore.OverrideID{{Policy: "a", Key: []string{"k"}}}))
 		}},
 		{"rollback", func() {
-			_, err := b.store.Rollback(b.ctx, policystore.Rollback{Edit: ann, To: 0})
+			_, err := b.store.Rollback(b.Context(), policystore.Rollback{Edit: ann, To: 0})
 			require.NoError(b, err)
 		}},
 	} {
@@ -250,7 +250,7 @@ func testWatch(b *bundle) {
 }
 
 func testWatchEnds(b *bundle) {
-	ctx, cancel := context.WithCancel(b.ctx)
+	ctx, cancel := context.WithCancel(b.Context())
 	ch := b.store.Watch(ctx)
 	cancel()
 	deadline := time.After(wakeTimeout)
@@ -269,7 +269,7 @@ func testWatchEnds(b *bundle) {
 
 func testCancelled(b *bundle) {
 	b.replace(policy("a", 1))
-	ctx, cancel := context.WithCancel(b.ctx)
+	ctx, cancel := context.WithCancel(b.Context())
 	cancel()
 	_, err := b.store.Apply(ctx, policystore.Change{Edit: ann, Replace: true})
 	require.ErrorIs(b, err, context.Canceled)

@@ -22,19 +22,19 @@ func override(policy string, key ...string) quota.Override {
 
 func (b *bundle) set(os ...quota.Override) {
 	b.Helper()
-	require.NoError(b, b.store.SetOverrides(b.ctx, ann, os))
+	require.NoError(b, b.store.SetOverrides(b.Context(), ann, os))
 }
 
 func (b *bundle) listOverrides(q policystore.OverrideQuery) []quota.Override {
 	b.Helper()
-	got, err := b.store.ListOverrides(b.ctx, q)
+	got, err := b.store.ListOverrides(b.Context(), q)
 	require.NoError(b, err)
 	return got
 }
 
 func (b *bundle) changes(after int64) []policystore.OverrideChange {
 	b.Helper()
-	got, err := b.store.OverrideChanges(b.ctx, after, 0)
+	got, err := b.store.OverrideChanges(b.Context(), after, 0)
 	require.NoError(b, err)
 	return got
 }
@@ -42,30 +42,30 @@ func (b *bundle) changes(after int64) []policystore.OverrideChange {
 func testOverrides(b *bundle) {
 	b.replace(policy("a", 1), policy("b", 1))
 	id := policystore.OverrideID{Policy: "a", Key: []string{"k"}}
-	_, err := b.store.Override(b.ctx, id)
+	_, err := b.store.Override(b.Context(), id)
 	require.ErrorIs(b, err, quota.ErrNotFound)
 
 	in := override("a", "k")
 	b.set(in)
 	in.Key[0] = "spoilt"
-	got, err := b.store.Override(b.ctx, id)
+	got, err := b.store.Override(b.Context(), id)
 	require.NoError(b, err)
 	require.Equal(b, override("a", "k"), got)
 	got.Key[0] = "spoilt"
 	require.Equal(b, []quota.Override{override("a", "k")}, b.listOverrides(policystore.OverrideQuery{}))
-	_, err = b.store.Override(b.ctx, policystore.OverrideID{Policy: "b", Key: []string{"k"}})
+	_, err = b.store.Override(b.Context(), policystore.OverrideID{Policy: "b", Key: []string{"k"}})
 	require.ErrorIs(b, err, quota.ErrNotFound)
 
 	unlimited := quota.Override{Policy: "a", Key: []string{"k"}, Unlimited: true}
 	b.set(unlimited)
-	got, err = b.store.Override(b.ctx, id)
+	got, err = b.store.Override(b.Context(), id)
 	require.NoError(b, err)
 	require.Equal(b, unlimited, got)
 
-	require.NoError(b, b.store.DeleteOverrides(b.ctx, ann, []policystore.OverrideID{id}))
-	_, err = b.store.Override(b.ctx, id)
+	require.NoError(b, b.store.DeleteOverrides(b.Context(), ann, []policystore.OverrideID{id}))
+	_, err = b.store.Override(b.Context(), id)
 	require.ErrorIs(b, err, quota.ErrNotFound)
-	require.ErrorIs(b, b.store.DeleteOverrides(b.ctx, ann, []policystore.OverrideID{id}), quota.ErrNotFound)
+	require.ErrorIs(b, b.store.DeleteOverrides(b.Context(), ann, []policystore.OverrideID{id}), quota.ErrNotFound)
 	require.EqualValues(b, 1, b.position().Revision, "an override makes no revision")
 
 	b.set(override("a", "k"))
@@ -80,21 +80,21 @@ func testOverrideExpiry(b *bundle) {
 	id := policystore.IDOf(o)
 
 	b.clock.Advance(time.Minute - time.Microsecond)
-	got, err := b.store.Override(b.ctx, id)
+	got, err := b.store.Override(b.Context(), id)
 	require.NoError(b, err)
 	require.Equal(b, o.Expires.UTC(), got.Expires)
 	require.Len(b, b.listOverrides(policystore.OverrideQuery{}), 2)
 
 	b.clock.Advance(time.Microsecond)
-	_, err = b.store.Override(b.ctx, id)
+	_, err = b.store.Override(b.Context(), id)
 	require.ErrorIs(b, err, quota.ErrNotFound)
 	require.Len(b, b.listOverrides(policystore.OverrideQuery{}), 1)
-	require.ErrorIs(b, b.store.DeleteOverrides(b.ctx, ann, []policystore.OverrideID{id}), quota.ErrNotFound)
+	require.ErrorIs(b, b.store.DeleteOverrides(b.Context(), ann, []policystore.OverrideID{id}), quota.ErrNotFound)
 
 	o.Expires = time.Time{}
 	b.set(o)
 	b.clock.Advance(1000 * time.Hour)
-	_, err = b.store.Override(b.ctx, id)
+	_, err = b.store.Override(b.Context(), id)
 	require.NoError(b, err)
 }
 
@@ -131,12 +131,12 @@ func testOverrideRefusals(b *bundle) {
 		"other window":      limited("log", quota.Limit{Capacity: quota.Token, Period: time.Second}),
 		"refill of a log":   limited("log", quota.Limit{Capacity: quota.Token, Refill: 1, Period: time.Minute}),
 	} {
-		require.ErrorIs(b, b.store.SetOverrides(b.ctx, ann, []quota.Override{o}), quota.ErrInvalid, name)
+		require.ErrorIs(b, b.store.SetOverrides(b.Context(), ann, []quota.Override{o}), quota.ErrInvalid, name)
 	}
-	require.ErrorIs(b, b.store.SetOverrides(b.ctx, ann, []quota.Override{override("none", "k")}), quota.ErrNotFound)
-	require.ErrorIs(b, b.store.SetOverrides(b.ctx, ann, nil), quota.ErrInvalid)
-	require.ErrorIs(b, b.store.DeleteOverrides(b.ctx, ann, nil), quota.ErrInvalid)
-	require.ErrorIs(b, b.store.SetOverrides(b.ctx, policystore.Edit{}, []quota.Override{override("a", "k")}), quota.ErrInvalid)
+	require.ErrorIs(b, b.store.SetOverrides(b.Context(), ann, []quota.Override{override("none", "k")}), quota.ErrNotFound)
+	require.ErrorIs(b, b.store.SetOverrides(b.Context(), ann, nil), quota.ErrInvalid)
+	require.ErrorIs(b, b.store.DeleteOverrides(b.Context(), ann, nil), quota.ErrInvalid)
+	require.ErrorIs(b, b.store.SetOverrides(b.Context(), policystore.Edit{}, []quota.Override{override("a", "k")}), quota.ErrInvalid)
 	require.Len(b, b.auditRows(), 1)
 	b.set(limited("log", quota.Limit{Capacity: 5 * quota.Token, Period: time.Minute}), limited("a", quota.Limit{Period: time.Second}))
 }
@@ -145,16 +145,16 @@ func testOverrideBatches(b *bundle) {
 	b.replace(policy("a", 1))
 	bad := override("a", "k2")
 	bad.Limit.Refill = -1
-	require.ErrorIs(b, b.store.SetOverrides(b.ctx, ann, []quota.Override{override("a", "k1"), bad}), quota.ErrInvalid)
-	require.ErrorIs(b, b.store.SetOverrides(b.ctx, ann, []quota.Override{override("a", "k1"), override("a", "k1")}), quota.ErrInvalid)
+	require.ErrorIs(b, b.store.SetOverrides(b.Context(), ann, []quota.Override{override("a", "k1"), bad}), quota.ErrInvalid)
+	require.ErrorIs(b, b.store.SetOverrides(b.Context(), ann, []quota.Override{override("a", "k1"), override("a", "k1")}), quota.ErrInvalid)
 	require.Empty(b, b.listOverrides(policystore.OverrideQuery{}))
 
 	b.set(override("a", "k1"), override("a", "k2"))
 	id := func(k string) policystore.OverrideID { return policystore.OverrideID{Policy: "a", Key: []string{k}} }
-	require.ErrorIs(b, b.store.DeleteOverrides(b.ctx, ann, []policystore.OverrideID{id("k1"), id("k3")}), quota.ErrNotFound)
-	require.ErrorIs(b, b.store.DeleteOverrides(b.ctx, ann, []policystore.OverrideID{id("k1"), id("k1")}), quota.ErrInvalid)
+	require.ErrorIs(b, b.store.DeleteOverrides(b.Context(), ann, []policystore.OverrideID{id("k1"), id("k3")}), quota.ErrNotFound)
+	require.ErrorIs(b, b.store.DeleteOverrides(b.Context(), ann, []policystore.OverrideID{id("k1"), id("k1")}), quota.ErrInvalid)
 	require.Len(b, b.listOverrides(policystore.OverrideQuery{}), 2)
-	require.NoError(b, b.store.DeleteOverrides(b.ctx, ann, []policystore.OverrideID{id("k1"), id("k2")}))
+	require.NoError(b, b.store.DeleteOverrides(b.Context(), ann, []policystore.OverrideID{id("k1"), id("k2")}))
 	require.Empty(b, b.listOverrides(policystore.OverrideQuery{}))
 	require.Len(b, b.auditRows(), 3)
 }
@@ -180,7 +180,7 @@ func testOverrideKeys(b *bundle) {
 	b.set(all...)
 	require.Len(b, b.listOverrides(policystore.OverrideQuery{}), len(all))
 	for _, o := range all {
-		got, err := b.store.Override(b.ctx, policystore.IDOf(o))
+		got, err := b.store.Override(b.Context(), policystore.IDOf(o))
 		require.NoError(b, err)
 		require.Equal(b, o, got)
 	}
@@ -228,10 +228,10 @@ func testOverridesOutlive(b *bundle) {
 	b.set(override("a", "k"))
 	b.replace(policy("b", 1))
 	require.Len(b, b.listOverrides(policystore.OverrideQuery{}), 1)
-	require.ErrorIs(b, b.store.SetOverrides(b.ctx, ann, []quota.Override{override("a", "l")}), quota.ErrNotFound)
-	_, err := b.store.Rollback(b.ctx, policystore.Rollback{Edit: ann, To: 1})
+	require.ErrorIs(b, b.store.SetOverrides(b.Context(), ann, []quota.Override{override("a", "l")}), quota.ErrNotFound)
+	_, err := b.store.Rollback(b.Context(), policystore.Rollback{Edit: ann, To: 1})
 	require.NoError(b, err)
-	got, err := b.store.Override(b.ctx, policystore.OverrideID{Policy: "a", Key: []string{"k"}})
+	got, err := b.store.Override(b.Context(), policystore.OverrideID{Policy: "a", Key: []string{"k"}})
 	require.NoError(b, err)
 	require.Equal(b, override("a", "k"), got)
 }
@@ -248,7 +248,7 @@ func testOverrideChanges(b *bundle) {
 	changed.Limit.Capacity = quota.Token
 	b.set(changed)
 	b.set(override("a", "k4"))
-	require.NoError(b, b.store.DeleteOverrides(b.ctx, ann, []policystore.OverrideID{{Policy: "a", Key: []string{"k1"}}}))
+	require.NoError(b, b.store.DeleteOverrides(b.Context(), ann, []policystore.OverrideID{{Policy: "a", Key: []string{"k1"}}}))
 	changed.Limit.Capacity = 2 * quota.Token
 	b.set(changed)
 
@@ -263,7 +263,7 @@ func testOverrideChanges(b *bundle) {
 	// Pages give the same, and a caller that follows them has the whole table.
 	var paged []policystore.OverrideChange
 	for after := int64(0); ; {
-		page, err := b.store.OverrideChanges(b.ctx, after, 1)
+		page, err := b.store.OverrideChanges(b.Context(), after, 1)
 		require.NoError(b, err)
 		if len(page) == 0 {
 			break
@@ -273,7 +273,7 @@ func testOverrideChanges(b *bundle) {
 	}
 	require.Equal(b, b.changes(0), paged)
 
-	_, err := b.store.OverrideChanges(b.ctx, b.position().Overrides+1, 0)
+	_, err := b.store.OverrideChanges(b.Context(), b.position().Overrides+1, 0)
 	require.ErrorIs(b, err, policystore.ErrCompacted, "a position of another store")
 }
 
@@ -283,7 +283,7 @@ func testOverrideCompaction(b *bundle) {
 	expiring.Expires = b.clock.Now().Add(time.Second)
 	b.set(expiring, override("a", "k2"), override("a", "k3"))
 	start := b.position().Overrides
-	require.NoError(b, b.store.DeleteOverrides(b.ctx, ann, []policystore.OverrideID{{Policy: "a", Key: []string{"k2"}}}))
+	require.NoError(b, b.store.DeleteOverrides(b.Context(), ann, []policystore.OverrideID{{Policy: "a", Key: []string{"k2"}}}))
 
 	b.clock.Advance(policystore.OverrideRetention - time.Second)
 	b.set(override("a", "k4"))
@@ -292,7 +292,7 @@ func testOverrideCompaction(b *bundle) {
 
 	b.clock.Advance(time.Minute)
 	b.set(override("a", "k5"))
-	_, err := b.store.OverrideChanges(b.ctx, start, 0)
+	_, err := b.store.OverrideChanges(b.Context(), start, 0)
 	require.ErrorIs(b, err, policystore.ErrCompacted)
 	require.Len(b, b.changes(late), 1, "who kept up is not troubled")
 	require.Len(b, b.listOverrides(policystore.OverrideQuery{}), 3)

@@ -32,7 +32,7 @@ const writers = 50
 
 func testParallelPatches(b *bundle) {
 	b.parallel(writers, func(i int) error {
-		_, err := b.store.Apply(b.ctx, policystore.Change{
+		_, err := b.store.Apply(b.Context(), policystore.Change{
 			Edit:     policystore.Edit{Author: fmt.Sprintf("editor-%d", i)},
 			Policies: []*quota.Policy{policy(fmt.Sprintf("p%02d", i), 1)},
 		})
@@ -44,7 +44,7 @@ func testParallelPatches(b *bundle) {
 	require.Len(b, b.auditRows(), writers)
 	// Each revision adds exactly one policy to the one before.
 	for n := int64(1); n <= writers; n++ {
-		s, err := b.store.At(b.ctx, n)
+		s, err := b.store.At(b.Context(), n)
 		require.NoError(b, err)
 		require.Len(b, s.Policies, int(n))
 		require.Len(b, s.Summary.Added, 1)
@@ -57,11 +57,11 @@ func testParallelEditors(b *bundle) {
 	const editors = 10
 	b.parallel(editors, func(i int) error {
 		for {
-			cur, err := b.store.Current(b.ctx)
+			cur, err := b.store.Current(b.Context())
 			if err != nil {
 				return err
 			}
-			_, err = b.store.Apply(b.ctx, policystore.Change{
+			_, err = b.store.Apply(b.Context(), policystore.Change{
 				Edit:     policystore.Edit{Author: fmt.Sprintf("editor-%d", i)},
 				Replace:  true,
 				Policies: append(cur.Policies, policy(fmt.Sprintf("p%02d", i), 1)),
@@ -98,14 +98,14 @@ func testWholeRevisions(b *bundle) {
 		if i == 0 {
 			defer close(done)
 			for n := range int64(rounds) {
-				if _, err := b.store.Apply(b.ctx, policystore.Change{Edit: ann, Replace: true, Policies: set(n + 2)}); err != nil {
+				if _, err := b.store.Apply(b.Context(), policystore.Change{Edit: ann, Replace: true, Policies: set(n + 2)}); err != nil {
 					return err
 				}
 			}
 			return nil
 		}
 		for last := int64(0); ; {
-			s, err := b.store.Current(b.ctx)
+			s, err := b.store.Current(b.Context())
 			if err != nil {
 				return err
 			}
@@ -133,7 +133,7 @@ func testWholeRevisions(b *bundle) {
 func testParallelOverrides(b *bundle) {
 	b.replace(policy("a", 1))
 	b.parallel(writers, func(i int) error {
-		return b.store.SetOverrides(b.ctx, ann, []quota.Override{override("a", fmt.Sprintf("k%02d", i)), override("a", "all")})
+		return b.store.SetOverrides(b.Context(), ann, []quota.Override{override("a", fmt.Sprintf("k%02d", i)), override("a", "all")})
 	})
 	require.Len(b, b.listOverrides(policystore.OverrideQuery{}), writers+1)
 	got := b.changes(0)

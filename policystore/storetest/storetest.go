@@ -1,7 +1,6 @@
 package storetest
 
 import (
-	"context"
 	"sync"
 	"testing"
 	"time"
@@ -60,7 +59,7 @@ func Run(t *testing.T, newStore New) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			clock := &clock{now: time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)}
-			tc.run(&bundle{T: t, ctx: t.Context(), clock: clock, store: newStore(t, clock.Now)})
+			tc.run(&bundle{T: t, clock: clock, store: newStore(t, clock.Now)})
 		})
 	}
 }
@@ -86,7 +85,6 @@ func (c *clock) Advance(d time.Duration) {
 // bundle is what one test works with.
 type bundle struct {
 	*testing.T
-	ctx   context.Context
 	clock *clock
 	store policystore.Store
 }
@@ -108,7 +106,7 @@ func policy(id string, burst int64) *quota.Policy {
 // replace commits a whole set.
 func (b *bundle) replace(set ...*quota.Policy) policystore.Applied {
 	b.Helper()
-	out, err := b.store.Apply(b.ctx, policystore.Change{Edit: ann, Replace: true, Policies: set})
+	out, err := b.store.Apply(b.Context(), policystore.Change{Edit: ann, Replace: true, Policies: set})
 	require.NoError(b, err)
 	return out
 }
@@ -116,14 +114,14 @@ func (b *bundle) replace(set ...*quota.Policy) policystore.Applied {
 // patch adds or replaces policies.
 func (b *bundle) patch(by string, set ...*quota.Policy) policystore.Applied {
 	b.Helper()
-	out, err := b.store.Apply(b.ctx, policystore.Change{Edit: policystore.Edit{Author: by}, Policies: set})
+	out, err := b.store.Apply(b.Context(), policystore.Change{Edit: policystore.Edit{Author: by}, Policies: set})
 	require.NoError(b, err)
 	return out
 }
 
 func (b *bundle) current() policystore.Snapshot {
 	b.Helper()
-	s, err := b.store.Current(b.ctx)
+	s, err := b.store.Current(b.Context())
 	require.NoError(b, err)
 	return s
 }
@@ -140,14 +138,14 @@ func (b *bundle) requireSet(s policystore.Snapshot, want ...*quota.Policy) {
 
 func (b *bundle) position() policystore.Position {
 	b.Helper()
-	p, err := b.store.Position(b.ctx)
+	p, err := b.store.Position(b.Context())
 	require.NoError(b, err)
 	return p
 }
 
 func (b *bundle) auditRows() []policystore.AuditEntry {
 	b.Helper()
-	rows, err := b.store.Audit(b.ctx, policystore.AuditQuery{Limit: policystore.MaxPage})
+	rows, err := b.store.Audit(b.Context(), policystore.AuditQuery{Limit: policystore.MaxPage})
 	require.NoError(b, err)
 	return rows
 }
