@@ -3,7 +3,6 @@ package rpc_test
 import (
 	"context"
 	"encoding/json"
-	"net"
 	"testing"
 	"time"
 
@@ -14,11 +13,11 @@ import (
 	"github.com/weirhq/weir/quota"
 )
 
-func newClient(t testing.TB, url string, timeout time.Duration) *rpc.Client {
-	t.Helper()
+func newClient(tb testing.TB, url string, timeout time.Duration) *rpc.Client {
+	tb.Helper()
 	c, err := rpc.NewClient(rpc.ClientConfig{URL: url, Timeout: timeout})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
@@ -76,11 +75,10 @@ func TestClientRefusesBadURLs(t *testing.T) {
 }
 
 func TestClientWithoutAServer(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	ln := listen(t)
 	url := "http://" + ln.Addr().String()
 	require.NoError(t, ln.Close())
-	_, err = newClient(t, url, 0).Check(t.Context(), quota.Request{})
+	_, err := newClient(t, url, 0).Check(t.Context(), quota.Request{})
 	assert.ErrorIs(t, err, quota.ErrUnavailable)
 }
 

@@ -124,8 +124,7 @@ func (m errorMapper) fromRule(ctx context.Context, r *rule, procedure string, er
 	}
 	out := connect.NewError(r.code, errors.New(message))
 	addDetail(out, &errdetails.ErrorInfo{Reason: r.reason, Domain: errorDomain})
-	var invalid *invalidError
-	if errors.As(err, &invalid) {
+	if invalid, ok := errors.AsType[*invalidError](err); ok {
 		bad := &errdetails.BadRequest{}
 		for _, v := range invalid.violations {
 			bad.FieldViolations = append(bad.FieldViolations,
@@ -171,8 +170,8 @@ func decodeError(operation string, err error) error {
 	if err == nil {
 		return nil
 	}
-	var ce *connect.Error
-	if !errors.As(err, &ce) {
+	ce, ok := errors.AsType[*connect.Error](err)
+	if !ok {
 		return fmt.Errorf("%s: %w: %w", operation, quota.ErrUnavailable, err)
 	}
 	if sentinel := sentinelOf(ce); sentinel != nil {

@@ -88,13 +88,9 @@ func TestOverloadSaysWhenToComeBack(t *testing.T) {
 	s := serve(t, &fakeLimiter{check: func(context.Context, quota.Request) (quota.Result, error) {
 		return quota.Result{}, quota.ErrOverloaded
 	}})
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+check, strings.NewReader(`{}`))
+	r, err := s.do(http.MethodPost, check, `{}`)
 	require.NoError(t, err)
-	req.Header.Set("Content-Type", "application/json")
-	res, err := s.http.Do(req)
-	require.NoError(t, err)
-	defer func() { _ = res.Body.Close() }()
-	assert.Equal(t, "1", res.Header.Get("Retry-After"))
+	assert.Equal(t, "1", r.header.Get("Retry-After"))
 
 	err = s.grpcConn(t).Invoke(t.Context(), check, &weirv1.CheckRequest{}, &weirv1.CheckResponse{})
 	var retry *errdetails.RetryInfo
@@ -137,7 +133,7 @@ func TestInvalidRequests(t *testing.T) {
 		{"request id", `{"requestId":"` + strings.Repeat("r", 256) + `"}`, "request_id: 256 bytes long; use at most 255"},
 		{"policies", `{"policies":["a",""]}`, "policies[1]: not a policy id"},
 		{"many policies", `{"policies":["` + strings.Repeat(`a","`, 64) + `a"]}`, "policies: 65 of them; name at most 64"},
-		{"unknown field", `{"atributes":{"plan":"free"}}`, `unknown field \"atributes\"`},
+		{"unknown field", `{"attribs":{"plan":"free"}}`, `unknown field \"attribs\"`},
 		{"unknown enum", `{"headerOptions":{"profile":"DRAFT_10"}}`, "DRAFT_10"},
 		{"malformed", `{"cost":`, "unexpected"},
 		{"no object", `[]`, "unexpected token ["},
@@ -194,7 +190,7 @@ func TestPanicIsInternalAndTheServerLives(t *testing.T) {
 	boom := true
 	s := serve(t, &fakeLimiter{check: func(context.Context, quota.Request) (quota.Result, error) {
 		if boom {
-			panic("hunter2") //nolint:forbidigo // what the test is about
+			panic("hunter2")
 		}
 		return quota.Result{Allowed: true}, nil
 	}})
@@ -216,8 +212,7 @@ func TestOversizedBody(t *testing.T) {
 	code, body := s.post(t, check, big)
 	assert.Equal(t, 429, code)
 	assert.Contains(t, body, `"code":"resource_exhausted"`)
-	_, metrics := s.get(t, "/metrics")
-	assert.Contains(t, metrics, "weir_rpc_rejected_requests_total 1")
+	assert.Contains(t, s.get(t, "/metrics").body, "weir_rpc_rejected_requests_total 1")
 
 	err := s.grpcConn(t).Invoke(t.Context(), check, &weirv1.CheckRequest{RequestId: big}, &weirv1.CheckResponse{})
 	assert.Equal(t, codes.ResourceExhausted, status.Code(err))
@@ -227,11 +222,7 @@ func TestBadUTF8InBinary(t *testing.T) {
 	s := serve(t, &fakeLimiter{})
 	// attributes: { "a": 0xff }
 	raw := "\x0a\x06\x0a\x01a\x12\x01\xff"
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+check, strings.NewReader(raw))
+	r, err := s.do(http.MethodPost, check, raw, "Content-Type", "application/proto")
 	require.NoError(t, err)
-	req.Header.Set("Content-Type", "application/proto")
-	res, err := s.http.Do(req)
-	require.NoError(t, err)
-	defer func() { _ = res.Body.Close() }()
-	assert.Equal(t, 400, res.StatusCode)
+	assert.Equal(t, 400, r.status)
 }

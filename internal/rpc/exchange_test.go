@@ -89,7 +89,7 @@ func TestExplanationRoundTrip(t *testing.T) {
 			p := &in.Policies[i]
 			p.Decision = travelling(p.Decision)
 			p.Scope %= quota.Regional + 1
-			p.Stripe = int(uint16(p.Stripe)) //nolint:gosec // any small number
+			p.Stripe = int(uint16(p.Stripe))
 			if p.Bucket == "" {
 				p.Stripe = 0
 			}

@@ -32,7 +32,7 @@ func fromPolicyExplanation(p *quota.PolicyExplanation) *weirv1.PolicyExplanation
 	out.Decision = &block.message
 	out.Suggestion = p.Suggestion
 	if p.Bucket != "" {
-		stripe := int32(p.Stripe) //nolint:gosec // a stripe is below 16384
+		stripe := int32(p.Stripe)
 		out.BucketKey, out.Stripe = p.Bucket, &stripe
 	}
 	if p.Version != 0 {

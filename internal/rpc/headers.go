@@ -39,7 +39,7 @@ func (p Profile) String() string {
 func ParseProfile(s string) (Profile, error) {
 	for i, name := range profileNames {
 		if s == name {
-			return Profile(i), nil //nolint:gosec // an index of a short table
+			return Profile(i), nil
 		}
 	}
 	return 0, fmt.Errorf("header profile %q: use one of %s: %w", s, strings.Join(profileNames[:], ", "), quota.ErrInvalid)
@@ -190,8 +190,8 @@ func hasNumbers(d *quota.Decision) bool {
 		d.Reason == quota.ReasonStoreUnavailable, d.Reason == quota.ReasonMissingKey:
 		return false
 	case d.Source == quota.SourceFallback:
-		// A policy that fails open admits without counting.
-		return !d.Allowed || d.Remaining > 0 || d.ResetAfter > 0
+		// A policy that fails open admits without counting, and so as if untouched.
+		return !d.Allowed || d.Remaining < d.Limit || d.ResetAfter > 0
 	}
 	return true
 }

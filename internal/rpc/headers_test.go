@@ -130,7 +130,11 @@ func items(t *rapid.T, value string) []httpsfv.Item {
 	}
 	out := make([]httpsfv.Item, len(list))
 	for i, m := range list {
-		out[i] = m.(httpsfv.Item) //nolint:forcetypeassert // an inner list fails the test
+		it, ok := m.(httpsfv.Item)
+		if !ok {
+			t.Fatalf("%q holds an inner list", value)
+		}
+		out[i] = it
 	}
 	return out
 }
@@ -232,7 +236,7 @@ func TestHeadersOfFallback(t *testing.T) {
 	assert.Equal(t, http.Header{"Retry-After": {"1"}}, render(rpc.HeaderConfig{}, closed), "not over limit, so no count")
 
 	open := bucket("p", 5, 5, time.Second)
-	open.Source, open.Remaining = quota.SourceFallback, 0
+	open.Source = quota.SourceFallback
 	assert.Empty(t, render(rpc.HeaderConfig{}, open), "admitted without counting")
 
 	local := bucket("p", 5, 5, time.Second)

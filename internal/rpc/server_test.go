@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -26,7 +25,7 @@ import (
 )
 
 // h2c returns an HTTP client that speaks cleartext HTTP/2 only.
-func h2c(t testing.TB) *http.Client {
+func h2c(t *testing.T) *http.Client {
 	t.Helper()
 	transport := &http.Transport{Protocols: new(http.Protocols)}
 	transport.Protocols.SetUnencryptedHTTP2(true)
@@ -100,14 +99,9 @@ func TestSmallAnswersAreNotCompressed(t *testing.T) {
 		return r, nil
 	}})
 	encoding := func() string {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+check, strings.NewReader(`{}`))
+		r, err := s.do(http.MethodPost, check, `{}`, "Accept-Encoding", "gzip")
 		require.NoError(t, err)
-		req.Header.Set("Content-Type", "application/json")
-		req.Header.Set("Accept-Encoding", "gzip")
-		res, err := s.http.Do(req)
-		require.NoError(t, err)
-		require.NoError(t, res.Body.Close())
-		return res.Header.Get("Content-Encoding")
+		return r.header.Get("Content-Encoding")
 	}
 	assert.Empty(t, encoding())
 	long = true
@@ -135,24 +129,24 @@ func TestHealthAndReadiness(t *testing.T) {
 	health := grpchealth.NewClient(h2c(t), s.url, connect.WithGRPC())
 	asked := &grpchealth.CheckRequest{Service: weirv1connect.LimiterServiceName}
 
-	res, body := s.get(t, "/readyz")
-	assert.Equal(t, 200, res.StatusCode)
-	assert.JSONEq(t, `{"ready":true,"status":"ready","detail":{"store":"down","revision":3}}`, body)
+	r := s.get(t, "/readyz")
+	assert.Equal(t, 200, r.status)
+	assert.JSONEq(t, `{"ready":true,"status":"ready","detail":{"store":"down","revision":3}}`, r.body)
 	status, err := health.Check(t.Context(), asked)
 	require.NoError(t, err)
 	assert.Equal(t, grpchealth.StatusServing, status.Status)
 
 	state = rpc.Readiness{Detail: map[string]any{"bad": func() {}}}
-	res, body = s.get(t, "/readyz")
-	assert.Equal(t, 503, res.StatusCode)
-	assert.JSONEq(t, `{"ready":false,"status":"not ready"}`, body, "a detail that is not JSON is left out")
+	r = s.get(t, "/readyz")
+	assert.Equal(t, 503, r.status)
+	assert.JSONEq(t, `{"ready":false,"status":"not ready"}`, r.body, "a detail that is not JSON is left out")
 	status, err = health.Check(t.Context(), asked)
 	require.NoError(t, err)
 	assert.Equal(t, grpchealth.StatusNotServing, status.Status)
 
-	res, body = s.get(t, "/healthz")
-	assert.Equal(t, 200, res.StatusCode)
-	assert.Equal(t, "ok\n", body)
+	r = s.get(t, "/healthz")
+	assert.Equal(t, 200, r.status)
+	assert.Equal(t, "ok\n", r.body)
 
 	_, err = health.Check(t.Context(), &grpchealth.CheckRequest{Service: "weir.v1.Nobody"})
 	assert.Equal(t, connect.CodeNotFound, connect.CodeOf(err))
@@ -186,8 +180,8 @@ func TestMetrics(t *testing.T) {
 	require.NoError(t, err)
 	assert.Empty(t, problems)
 
-	res, body := s.get(t, "/metrics", "Accept", "application/openmetrics-text; version=1.0.0")
-	assert.Contains(t, res.Header.Get("Content-Type"), "openmetrics")
+	r := s.get(t, "/metrics", "Accept", "application/openmetrics-text; version=1.0.0")
+	assert.Contains(t, r.header.Get("Content-Type"), "openmetrics")
 	for _, line := range []string{
 		`weir_rpc_requests_total{code="ok",procedure="/weir.v1.LimiterService/Check"} 1`,
 		`weir_rpc_requests_total{code="unavailable",procedure="/weir.v1.LimiterService/Check"} 1`,
@@ -196,9 +190,9 @@ func TestMetrics(t *testing.T) {
 		`weir_rpc_in_flight_requests{procedure="/weir.v1.LimiterService/Check"} 0`,
 		`weir_rpc_rejected_requests_total 1`,
 	} {
-		assert.Contains(t, body, line)
+		assert.Contains(t, r.body, line)
 	}
-	assert.NotContains(t, body, "RegionService", "a service that is not served has no series")
+	assert.NotContains(t, r.body, "RegionService", "a service that is not served has no series")
 }
 
 func TestTracingIsOnWithAProvider(t *testing.T) {
@@ -214,8 +208,8 @@ func TestTracingIsOnWithAProvider(t *testing.T) {
 	require.Len(t, recorder.Ended(), 1)
 	assert.Equal(t, "weir.v1.LimiterService/Check", recorder.Ended()[0].Name())
 	assert.True(t, inside.IsValid())
-	_, body := s.get(t, "/metrics", "Accept", "application/openmetrics-text; version=1.0.0")
-	assert.Contains(t, body, inside.TraceID().String(), "the histogram links to the trace")
+	r := s.get(t, "/metrics", "Accept", "application/openmetrics-text; version=1.0.0")
+	assert.Contains(t, r.body, inside.TraceID().String(), "the histogram links to the trace")
 
 	off := serve(t, limiter)
 	off.post(t, check, `{}`)
@@ -227,8 +221,7 @@ func TestMounts(t *testing.T) {
 		_, _ = w.Write([]byte("console"))
 	})}
 	s := serve(t, &fakeLimiter{}, func(c *rpc.ServerConfig) { c.Mounts = []rpc.Mount{console} })
-	_, body := s.get(t, "/console/")
-	assert.Equal(t, "console", body)
+	assert.Equal(t, "console", s.get(t, "/console/").body)
 
 	for _, pattern := range []string{"/console/", "GET /metrics", "a b c"} {
 		mounts := []rpc.Mount{{Pattern: "/console/", Handler: console.Handler}, {Pattern: pattern, Handler: console.Handler}}

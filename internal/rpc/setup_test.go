@@ -88,9 +88,17 @@ type testServer struct {
 	http      *http.Client
 }
 
+// listen returns a listener on a free loopback port.
+func listen(tb testing.TB) net.Listener {
+	tb.Helper()
+	ln, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
+	require.NoError(tb, err)
+	return ln
+}
+
 // serve starts a server on a loopback port; it is stopped with the test.
-func serve(t testing.TB, limiter rpc.Limiter, change ...func(*rpc.ServerConfig)) *testServer {
-	t.Helper()
+func serve(tb testing.TB, limiter rpc.Limiter, change ...func(*rpc.ServerConfig)) *testServer {
+	tb.Helper()
 	s := &testServer{log: &lockedBuffer{}, registry: prometheus.NewRegistry()}
 	cfg := rpc.ServerConfig{
 		Limiter:  limiter,
@@ -102,66 +110,79 @@ func serve(t testing.TB, limiter rpc.Limiter, change ...func(*rpc.ServerConfig))
 	}
 	var err error
 	s.Server, err = rpc.NewServer(cfg)
-	require.NoError(t, err)
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	require.NoError(tb, err)
+	ln := listen(tb)
 	s.addr = ln.Addr().String()
 	s.url = "http://" + s.addr
 	s.http = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(ln) }()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		s.http.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		_ = s.Stop(ctx)
 		if err := <-done; err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return s
 }
 
-// post sends a JSON body to a procedure and returns status and compacted body.
-func (s *testServer) post(t testing.TB, procedure, body string, header ...string) (status int, answer string) {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+procedure, strings.NewReader(body))
-	require.NoError(t, err)
-	req.Header.Set("Content-Type", "application/json")
-	for i := 0; i+1 < len(header); i += 2 {
-		req.Header.Add(header[i], header[i+1])
-	}
-	res, err := s.http.Do(req)
-	require.NoError(t, err)
-	defer func() { _ = res.Body.Close() }()
-	raw, err := io.ReadAll(res.Body)
-	require.NoError(t, err)
-	var compact bytes.Buffer
-	require.NoError(t, json.Compact(&compact, raw), "body %q", raw)
-	return res.StatusCode, compact.String()
+// reply is a response that was read to its end.
+type reply struct {
+	status int
+	header http.Header
+	body   string
+	// closing is true when the server will close the connection.
+	closing bool
 }
 
-func (s *testServer) get(t testing.TB, path string, header ...string) (*http.Response, string) {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path, nil)
-	require.NoError(t, err)
+// do may be called from any goroutine. header holds names and values in turn.
+func (s *testServer) do(method, path, body string, header ...string) (reply, error) {
+	req, err := http.NewRequestWithContext(context.Background(), method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		return reply{}, err
+	}
+	req.Header.Set("Content-Type", "application/json")
 	for i := 0; i+1 < len(header); i += 2 {
+		if header[i] == "Content-Type" {
+			req.Header.Del(header[i])
+		}
 		req.Header.Add(header[i], header[i+1])
 	}
 	res, err := s.http.Do(req)
-	require.NoError(t, err)
+	if err != nil {
+		return reply{}, err
+	}
 	defer func() { _ = res.Body.Close() }()
 	raw, err := io.ReadAll(res.Body)
-	require.NoError(t, err)
-	return res, string(raw)
+	return reply{res.StatusCode, res.Header, string(raw), res.Close}, err
+}
+
+// post sends a JSON body to a procedure and returns status and compacted body.
+func (s *testServer) post(tb testing.TB, procedure, body string, header ...string) (status int, answer string) {
+	tb.Helper()
+	r, err := s.do(http.MethodPost, procedure, body, header...)
+	require.NoError(tb, err)
+	var compact bytes.Buffer
+	require.NoError(tb, json.Compact(&compact, []byte(r.body)), "body %q", r.body)
+	return r.status, compact.String()
+}
+
+func (s *testServer) get(tb testing.TB, path string, header ...string) reply {
+	tb.Helper()
+	r, err := s.do(http.MethodGet, path, "", header...)
+	require.NoError(tb, err)
+	return r
 }
 
 // grpcConn is a real grpc-go client over cleartext HTTP/2.
-func (s *testServer) grpcConn(t testing.TB) *grpc.ClientConn {
-	t.Helper()
+func (s *testServer) grpcConn(tb testing.TB) *grpc.ClientConn {
+	tb.Helper()
 	conn, err := grpc.NewClient(s.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
 
