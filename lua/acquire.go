@@ -123,7 +123,7 @@ func (s *Store) acquireArgs(a quota.Attempt, remember bool) []any {
 	if remember {
 		keys = append(keys, s.replyKey(a.Stripe, a.RequestID))
 	}
-	return command(s.scripts.acquire.Hash(), keys, args)
+	return command(s.scripts.acquire.sha, keys, args)
 }
 
 func command(sha string, keys, args []any) []any {
@@ -234,7 +234,7 @@ func integers(reply any) (numbers []int64, remembered bool, err error) {
 // in any case. Whoever comes first wins; the others find the record.
 func (s *Store) writeFloor(ctx context.Context, stripe int, e quota.Entry) error {
 	args := append([]any{"*", 0}, grantArgs(e.FloorGrant())...)
-	cmd, err := s.do(ctx, e.Bucket, command(s.scripts.apply.Hash(), []any{s.regionKey(stripe), e.ShareKey}, args))
+	cmd, err := s.do(ctx, e.Bucket, command(s.scripts.apply.sha, []any{s.regionKey(stripe), e.ShareKey}, args))
 	if err != nil {
 		return err
 	}
@@ -269,6 +269,6 @@ func (s *Store) Refund(ctx context.Context, stripe int, refunds []quota.Refund) 
 		args[0] = "1"
 		keys = append(keys, s.replyKey(stripe, requestID))
 	}
-	_, err := s.do(ctx, refunds[0].Entry.Bucket, command(s.scripts.refund.Hash(), keys, args))
+	_, err := s.do(ctx, refunds[0].Entry.Bucket, command(s.scripts.refund.sha, keys, args))
 	return err
 }

@@ -136,7 +136,7 @@ func (s *Store) Initialise(ctx context.Context, gen string, fresh bool) error {
 		isFresh = "1"
 	}
 	err := s.stripewise(ctx, func(p redis.Pipeliner, stripe int) {
-		p.EvalSha(ctx, s.scripts.region.Hash(), []string{s.regionKey(stripe)}, gen, isFresh)
+		p.EvalSha(ctx, s.scripts.region.sha, []string{s.regionKey(stripe)}, gen, isFresh)
 	}, func(_ int, cmd redis.Cmder) error { return cmd.Err() })
 	if err != nil {
 		return wrap("initialise stripes", err)
@@ -161,7 +161,7 @@ func (s *Store) Apply(ctx context.Context, epoch quota.Epoch, gen string, grants
 			for _, g := range chunk {
 				keys = append(keys, s.shareKey(stripe, g.ID.Policy))
 			}
-			p.EvalSha(ctx, s.scripts.apply.Hash(), keys, args...)
+			p.EvalSha(ctx, s.scripts.apply.sha, keys, args...)
 		}, func(stripe int, cmd redis.Cmder) error {
 			numbers, _, err := integers(cmd.(*redis.Cmd).Val())
 			if cmd.Err() != nil {
@@ -316,7 +316,7 @@ func (s *Store) AddDemand(ctx context.Context, demands []quota.Demand) error {
 		for _, d := range demands[from:min(from+perCall, len(demands))] {
 			args = append(args, d.Policy+"\x00"+d.Key, int64(d.Offered), int64(d.Admitted))
 		}
-		if _, err := s.do(ctx, s.demandKey(), command(s.scripts.demandAdd.Hash(), []any{s.demandKey()}, args)); err != nil {
+		if _, err := s.do(ctx, s.demandKey(), command(s.scripts.demandAdd.sha, []any{s.demandKey()}, args)); err != nil {
 			return fmt.Errorf("add demand: %w", err)
 		}
 	}
@@ -325,7 +325,7 @@ func (s *Store) AddDemand(ctx context.Context, demands []quota.Demand) error {
 
 // TakeDemand returns what the nodes added since it was last called, and starts anew.
 func (s *Store) TakeDemand(ctx context.Context) (quota.DemandWindow, error) {
-	cmd, err := s.do(ctx, s.demandKey(), command(s.scripts.demandTake.Hash(),
+	cmd, err := s.do(ctx, s.demandKey(), command(s.scripts.demandTake.sha,
 		[]any{s.demandKey(), s.takenKey()}, []any{time.Hour.Milliseconds()}))
 	if err != nil {
 		return quota.DemandWindow{}, fmt.Errorf("take demand: %w", err)
@@ -364,7 +364,7 @@ func (s *Store) TakeDemand(ctx context.Context) (quota.DemandWindow, error) {
 // HoldAgent makes a node the region's agent or keeps it so; a ttl of zero lets go of
 // what the node holds. It returns whether the node is the agent.
 func (s *Store) HoldAgent(ctx context.Context, node string, ttl time.Duration) (bool, error) {
-	cmd, err := s.do(ctx, s.agentKey(), command(s.scripts.agent.Hash(), []any{s.agentKey()}, []any{node, ttl.Milliseconds()}))
+	cmd, err := s.do(ctx, s.agentKey(), command(s.scripts.agent.sha, []any{s.agentKey()}, []any{node, ttl.Milliseconds()}))
 	if err != nil {
 		return false, fmt.Errorf("agent lock: %w", err)
 	}

@@ -1,9 +1,9 @@
 package lua
 
 import (
+	"crypto/sha1" //nolint:gosec // Redis names scripts by SHA-1; nothing is secured by it.
 	_ "embed"
-
-	"github.com/redis/go-redis/v9"
+	"encoding/hex"
 )
 
 // What is in the files is what Redis runs.
@@ -24,19 +24,27 @@ var (
 	agentSource string
 )
 
+// script is a script's text and the name that Redis gives it.
+type script struct{ source, sha string }
+
+func newScript(source string) script {
+	sum := sha1.Sum([]byte(source)) //nolint:gosec // see the import
+	return script{source: source, sha: hex.EncodeToString(sum[:])}
+}
+
 // scripts are what a store loads into every primary.
 type scripts struct {
-	acquire, refund, apply, region, demandAdd, demandTake, agent *redis.Script
+	acquire, refund, apply, region, demandAdd, demandTake, agent script
 }
 
 func newScripts(rewrite func(string) string) scripts {
-	s := func(source string) *redis.Script { return redis.NewScript(rewrite(source)) }
+	s := func(source string) script { return newScript(rewrite(source)) }
 	return scripts{
 		acquire: s(acquireSource), refund: s(refundSource), apply: s(applySource), region: s(regionSource),
 		demandAdd: s(demandAddSource), demandTake: s(demandTakeSource), agent: s(agentSource),
 	}
 }
 
-func (s scripts) all() []*redis.Script {
-	return []*redis.Script{s.acquire, s.refund, s.apply, s.region, s.demandAdd, s.demandTake, s.agent}
+func (s scripts) all() []script {
+	return []script{s.acquire, s.refund, s.apply, s.region, s.demandAdd, s.demandTake, s.agent}
 }

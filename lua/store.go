@@ -149,7 +149,7 @@ func (s *Store) start(ctx context.Context, stripes int) error {
 func (s *Store) load(ctx context.Context, node *redis.Client) error {
 	_, err := node.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for _, script := range s.scripts.all() {
-			script.Load(ctx, p)
+			p.ScriptLoad(ctx, script.source)
 		}
 		return nil
 	})
