@@ -16,7 +16,7 @@ const (
 	maxSubBuckets    = 1024
 )
 
-// Pattern returns what a pattern stands for: the text to compare, and whether
+// pattern returns what a pattern stands for: the text to compare, and whether
 // any value that begins with the text will do. The pattern "*" has an empty
 // text and is satisfied by any value that is present.
 func (c Condition) pattern() (text string, prefix bool) {
@@ -26,7 +26,7 @@ func (c Condition) pattern() (text string, prefix bool) {
 // match reads the conditions, sorted by attribute.
 func (s *section) match() []Condition {
 	n := s.fields["match"]
-	if n == nil || n.Kind == NullNode {
+	if n == nil {
 		return nil
 	}
 	path := s.at("match")
@@ -86,7 +86,7 @@ func checkPattern(pattern string) *complaint {
 // key reads the attributes to count by: a list, or one name.
 func (s *section) key() []string {
 	n := s.fields["key"]
-	if n == nil || n.Kind == NullNode {
+	if n == nil {
 		return nil
 	}
 	if n.Kind == StringNode {
@@ -128,11 +128,11 @@ func (s *section) behaviour(p *Policy) {
 	if s.require("onStoreFailure", "choose what happens when the store does not answer: local, open or closed") {
 		p.OnStoreFailure, _ = choice(s, "onStoreFailure", FailLocal, FailOpen, FailClosed)
 	}
-	p.StoreDeadline, _ = s.duration("storeDeadline", MinStoreDeadline, MaxStoreDeadline)
+	p.StoreDeadline = s.duration("storeDeadline", MinStoreDeadline, MaxStoreDeadline)
 	p.Scope, _ = choice(s, "scope", Global, Regional)
 	if missing, ok := choice(s, "missingKey", MissingSkip, MissingDeny, MissingShared); ok {
 		p.MissingKey = missing
-		if !s.has("key") {
+		if key := s.fields["key"]; key == nil || key.Kind == SequenceNode && len(key.Items) == 0 {
 			s.report("missingKey", &complaint{"has no effect without key", "add the key, or remove missingKey"})
 		}
 	}

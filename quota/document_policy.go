@@ -269,7 +269,7 @@ func (s *section) log(p *Policy) {
 		}
 	}
 	if s.require("window", "state the time that the limit is for, such as window: 60s") {
-		p.Limit.Period, _ = s.duration("window", MinPeriod, MaxPeriod)
+		p.Limit.Period = s.duration("window", MinPeriod, MaxPeriod)
 	}
 }
 
@@ -282,7 +282,7 @@ func (s *section) concurrency(p *Policy) {
 		}
 	}
 	if s.require("leaseTTL", "state how long a holder keeps its slot without renewing, such as leaseTTL: 2m") {
-		p.LeaseTTL, _ = s.duration("leaseTTL", time.Second, Day)
+		p.LeaseTTL = s.duration("leaseTTL", time.Second, Day)
 	}
 	s.report("algorithm", &complaint{"concurrency is not enforced by this version", "use token-bucket or sliding-log, or leave the policy out"})
 }

@@ -225,11 +225,11 @@ func (s *section) integer(name string, low, high int64) (int64, bool) {
 	return n, true
 }
 
-// duration reads a time between low and high.
-func (s *section) duration(name string, low, high time.Duration) (time.Duration, bool) {
+// duration reads an optional time between low and high; zero when there is none.
+func (s *section) duration(name string, low, high time.Duration) time.Duration {
 	n := s.fields[name]
 	if n == nil {
-		return 0, false
+		return 0
 	}
 	if n.Kind == NumberNode {
 		c := &complaint{"has no unit: " + quoteNumber(n.Text), "add a unit, such as 60s"}
@@ -241,11 +241,11 @@ func (s *section) duration(name string, low, high time.Duration) (time.Duration,
 			c = checkPeriod(0)
 		}
 		s.report(name, c)
-		return 0, false
+		return 0
 	}
 	text, ok := s.text(name)
 	if !ok {
-		return 0, false
+		return 0
 	}
 	d, err := ParseDuration(text)
 	if err != nil {
@@ -254,7 +254,7 @@ func (s *section) duration(name string, low, high time.Duration) (time.Duration,
 			c.reason = "must not be negative, is " + quoteShort(text)
 		}
 		s.report(name, c)
-		return 0, false
+		return 0
 	}
 	if d < low || d > high {
 		c := checkPeriod(d)
@@ -262,9 +262,9 @@ func (s *section) duration(name string, low, high time.Duration) (time.Duration,
 			c = &complaint{"must be between " + FormatDuration(low) + " and " + FormatDuration(high) + ", is " + quoteShort(text), "state a time in that range"}
 		}
 		s.report(name, c)
-		return 0, false
+		return 0
 	}
-	return d, true
+	return d
 }
 
 // choice reads an optional field that names one of the values.

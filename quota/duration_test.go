@@ -50,7 +50,7 @@ func TestParseDuration(t *testing.T) {
 func TestDurationRoundTrip(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		d := time.Duration(rapid.Int64Range(0, math.MaxInt64/1000).Draw(r, "us")) * time.Microsecond
-		d -= d % time.Duration(rapid.SampledFrom([]time.Duration{1, time.Second, time.Hour, quota.Day, quota.Week, quota.Year}).Draw(r, "unit"))
+		d -= d % rapid.SampledFrom([]time.Duration{1, time.Second, time.Hour, quota.Day, quota.Week, quota.Year}).Draw(r, "unit")
 		d -= d % time.Microsecond
 		text := quota.FormatDuration(d)
 		if got, err := quota.ParseDuration(text); err != nil || got != d {

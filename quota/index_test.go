@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -15,15 +16,15 @@ import (
 )
 
 // attributes builds a request's attributes from name, value, name, value...
-func attributes(t testing.TB, pairs ...string) quota.Attributes {
-	t.Helper()
+func attributes(tb testing.TB, pairs ...string) quota.Attributes {
+	tb.Helper()
 	var b quota.AttributeBuilder
 	for i := 0; i < len(pairs); i += 2 {
 		b.Add(pairs[i], pairs[i+1])
 	}
 	attrs, err := b.Attributes()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return attrs
 }
@@ -41,15 +42,15 @@ func policy(id string, key []string, match ...string) *quota.Policy {
 	return p
 }
 
-func compile(t testing.TB, policies []*quota.Policy, overrides ...quota.Override) *quota.Index {
-	t.Helper()
+func compile(tb testing.TB, policies []*quota.Policy, overrides ...quota.Override) *quota.Index {
+	tb.Helper()
 	o, err := quota.NewOverrides(overrides, nil)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	x, err := quota.Compile(1, policies, o)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return x
 }
@@ -114,8 +115,8 @@ func plainHolds(c quota.Condition, attrs map[string]string) bool {
 	if value == "" {
 		return false
 	}
-	if strings.HasSuffix(c.Pattern, "*") {
-		return strings.HasPrefix(value, strings.TrimSuffix(c.Pattern, "*"))
+	if prefix, ok := strings.CutSuffix(c.Pattern, "*"); ok {
+		return strings.HasPrefix(value, prefix)
 	}
 	return value == c.Pattern
 }
@@ -279,7 +280,7 @@ func TestExplainMatch(t *testing.T) {
 func TestExplainMatchIsBounded(t *testing.T) {
 	var policies []*quota.Policy
 	for i := range 1000 {
-		policies = append(policies, policy(fmt.Sprint("p", i), nil, "plan", "free", "route", fmt.Sprint(i)))
+		policies = append(policies, policy(fmt.Sprint("p", i), nil, "plan", "free", "route", strconv.Itoa(i)))
 	}
 	if n := len(compile(t, policies).ExplainMatch(attributes(t, "plan", "free"))); n != quota.MaxTraces {
 		t.Errorf("%d traces", n)
@@ -308,11 +309,12 @@ type resolveBenchmark struct {
 	want     func(i int) string
 }
 
-func resolveBenchmarks(t testing.TB) map[string]resolveBenchmark {
+func resolveBenchmarks(tb testing.TB) map[string]resolveBenchmark {
+	tb.Helper()
 	const n, step = 10_000, 39
 	var exact, prefixes, pairs []*quota.Policy
 	request := func(plan, route string) quota.Attributes {
-		return attributes(t, "apiKey", "ak_9f210c64be7d1a35", "ip", "203.0.113.9", "method", "GET", "plan", plan, "route", route, "tenant", "acme")
+		return attributes(tb, "apiKey", "ak_9f210c64be7d1a35", "ip", "203.0.113.9", "method", "GET", "plan", plan, "route", route, "tenant", "acme")
 	}
 	var exactRequests, prefixRequests, pairRequests, noneRequests []quota.Attributes
 	for i := range n {
@@ -331,10 +333,10 @@ func resolveBenchmarks(t testing.TB) map[string]resolveBenchmark {
 	one := func(i int) string { return fmt.Sprintf("p%05d", i*step) }
 	three := func(i int) string { return one(i) + " get all" }
 	return map[string]resolveBenchmark{
-		"exact":    {compile(t, append(exact, general...)), exactRequests, three},
-		"prefixes": {compile(t, append(prefixes, general...)), prefixRequests, three},
-		"pairs":    {compile(t, pairs), pairRequests, one},
-		"none":     {compile(t, exact), noneRequests, func(int) string { return "" }},
+		"exact":    {compile(tb, append(exact, general...)), exactRequests, three},
+		"prefixes": {compile(tb, append(prefixes, general...)), prefixRequests, three},
+		"pairs":    {compile(tb, pairs), pairRequests, one},
+		"none":     {compile(tb, exact), noneRequests, func(int) string { return "" }},
 	}
 }
 

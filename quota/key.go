@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -46,12 +47,7 @@ func Stripe(stripes int, p *Policy, attrs Attributes) int {
 }
 
 func hasTenant(p *Policy) bool {
-	for _, name := range p.Key {
-		if name == tenantAttribute {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(p.Key, tenantAttribute)
 }
 
 // stableHash is FNV-1a with a finisher that spreads its weak low bits. Stored

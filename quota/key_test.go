@@ -141,6 +141,17 @@ func TestKeyProperties(t *testing.T) {
 		if share := quota.AppendShareKey(nil, "rl", stripe, p.ID); redisHashTag(share) != strconv.Itoa(stripe) {
 			r.Fatalf("hash tag of %s is not the stripe", share)
 		}
+		// Whoever names the quota by its id means the same stored key (case 98).
+		var b quota.AttributeBuilder
+		b.AddMap(values)
+		attrs, err := b.Attributes()
+		if err != nil {
+			r.Fatal(err)
+		}
+		tenant, hash, _ := strings.Cut(quota.KeyID(p, attrs), "k:")
+		if tail := string(key[bytes.IndexByte(key, '}')+2:]); !strings.HasPrefix(tail, tenant) || !strings.HasSuffix(tail, hash) {
+			r.Fatalf("key id %s is not that of %s", quota.KeyID(p, attrs), key)
+		}
 		// Attributes that are no part of the key, such as those that decide
 		// about the answer's headers, change nothing (case 103).
 		values["headers"], values["zzz"] = "off", "1"
@@ -224,7 +235,7 @@ func TestSecretsAreNotInKeys(t *testing.T) {
 	if bytes.Contains(buf[:cap(buf)], []byte("verysecret")) {
 		t.Errorf("the secret is in the buffer: %q", buf[:cap(buf)])
 	}
-	if bytes.Contains([]byte(quota.KeyID(policy("p", []string{"apiKey"}), attrs)), []byte("verysecret")) {
+	if strings.Contains(quota.KeyID(policy("p", []string{"apiKey"}), attrs), "verysecret") {
 		t.Error("the secret is in the key id")
 	}
 }

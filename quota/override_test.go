@@ -133,17 +133,18 @@ func TestCompileChecksOverrides(t *testing.T) {
 	}
 }
 
-func manyOverrides(t testing.TB) (*quota.Index, []quota.Attributes) {
+func manyOverrides(tb testing.TB) (*quota.Index, []quota.Attributes) {
+	tb.Helper()
 	var overrides []quota.Override
 	var requests []quota.Attributes
 	for i := range 100_000 {
 		tenant, user := fmt.Sprint("tenant-", i%1000), fmt.Sprint("user-", i)
 		overrides = append(overrides, quota.Override{Policy: "p", Key: []string{tenant, user}, Limit: bucketLimit(int64(i))})
 		if i%331 == 0 {
-			requests = append(requests, attributes(t, "tenant", tenant, "user", user, "plan", "free"))
+			requests = append(requests, attributes(tb, "tenant", tenant, "user", user, "plan", "free"))
 		}
 	}
-	return compile(t, []*quota.Policy{policy("p", []string{"tenant", "user"}, "plan", "free")}, overrides...), requests
+	return compile(tb, []*quota.Policy{policy("p", []string{"tenant", "user"}, "plan", "free")}, overrides...), requests
 }
 
 func TestManyOverridesDoNotAllocate(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 
 const (
 	// MaxBytes bounds the size of a document.
-	MaxBytes = 8 << 20
+	MaxBytes = 4 << 20
 	// maxDepth bounds the nesting of a document; policies need six levels.
 	maxDepth = 32
 )

@@ -87,3 +87,30 @@ func TestExampleDocument(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// TestReferencePage keeps the example and the messages of the documentation true.
+func TestReferencePage(t *testing.T) {
+	page := string(read(t, "../../docs/policies.md"))
+	_, rest, _ := strings.Cut(page, "```yaml\n")
+	example, _, ok := strings.Cut(rest, "```")
+	if !ok {
+		t.Fatal("the page has no example")
+	}
+	policies, err := document.Policies([]byte(example))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(load(t, "testdata/good/distributed-rate-limiter.yaml"), policies); diff != "" {
+		t.Error(diff)
+	}
+	const broken = `policies:
+  - id: a
+    algorithm: token-bucket
+    capcity: 20
+    refill: 100/1m
+    onStoreFailure: close
+`
+	if _, err := document.Policies([]byte(broken)); err == nil || !strings.Contains(page, err.Error()) {
+		t.Errorf("the page does not show: %v", err)
+	}
+}

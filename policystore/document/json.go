@@ -3,7 +3,8 @@ package document
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
+	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/weirhq/weir/quota"
@@ -27,7 +28,7 @@ func parseJSON(data []byte) (*quota.Node, error) {
 // mark returns a node at the start of the next token.
 func (r *jsonReader) mark() *quota.Node {
 	at := int(r.decoder.InputOffset())
-	for at < len(r.data) && bytes.IndexByte([]byte(" \t\r\n,:"), r.data[at]) >= 0 {
+	for at < len(r.data) && strings.IndexByte(" \t\r\n,:", r.data[at]) >= 0 {
 		at++
 	}
 	for r.offset < at {
@@ -61,7 +62,7 @@ func (r *jsonReader) value(depth int) (*quota.Node, error) {
 	case json.Number:
 		n.Kind, n.Text = quota.NumberNode, t.String()
 	case bool:
-		n.Kind, n.Text = quota.BoolNode, fmt.Sprint(t)
+		n.Kind, n.Text = quota.BoolNode, strconv.FormatBool(t)
 	default:
 		n.Kind = quota.NullNode
 	}

@@ -3,13 +3,14 @@ package document
 import (
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strings"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/scanner"
 	"github.com/goccy/go-yaml/token"
 
 	"github.com/weirhq/weir/quota"
@@ -23,8 +24,8 @@ func parseYAML(data []byte) (root *quota.Node, err error) {
 			root, err = nil, problem(0, 0, fmt.Sprintf("the document is not YAML: %v", r), "correct the syntax")
 		}
 	}()
-	tokens := lexer.Tokenize(string(data))
-	if err := checkTokens(tokens); err != nil {
+	tokens, err := tokenize(string(data))
+	if err != nil {
 		return nil, err
 	}
 	file, err := parser.Parse(tokens, 0, parser.AllowDuplicateMapKey())
@@ -67,37 +68,67 @@ var forbidden = map[token.Type]struct{ reason, remedy string }{
 	token.DirectiveType:  {"directives are not supported", "remove the line, or quote a text that begins with %"},
 }
 
-// checkTokens refuses what the language leaves out, and nesting so deep that
-// the recursive parser could exhaust the stack, before anything is parsed.
-func checkTokens(tokens token.Tokens) error {
-	flow, line, entries := 0, 0, 0
-	for _, t := range tokens {
-		at := t.Position
-		if f, ok := forbidden[t.Type]; ok {
-			return problem(at.Line, at.Column, f.reason, f.remedy)
+// maxTokens bounds what is kept of a document before it is parsed: a token
+// takes a hundred times the memory of a bracket.
+const maxTokens = 2_000_000
+
+// tokenize splits a document into tokens and stops at the first that the
+// language leaves out, or that nests so deeply that the recursive parser could
+// exhaust the stack.
+func tokenize(src string) (token.Tokens, error) {
+	var s scanner.Scanner
+	s.Init(src)
+	var tokens token.Tokens
+	var check tokenCheck
+	for {
+		next, err := s.Scan()
+		if errors.Is(err, io.EOF) {
+			return tokens, nil
 		}
-		if at.Line != line {
-			line, entries = at.Line, 0
-			// Every level of a block begins further to the right.
-			if flow == 0 && at.Column > maxDepth*8 && t.Type != token.CommentType {
-				return tooDeep(at.Line, at.Column)
+		for _, t := range next {
+			if err := check.add(t); err != nil {
+				return nil, err
 			}
 		}
-		switch t.Type {
-		case token.SequenceStartType, token.MappingStartType:
-			flow++
-		case token.SequenceEndType, token.MappingEndType:
-			flow--
-		case token.SequenceEntryType, token.MappingValueType:
-			if flow == 0 {
-				entries++
-			}
-		case token.InvalidType:
-			return problem(at.Line, at.Column, "the document is not YAML: "+invalidReason(t), "correct the syntax")
+		tokens.Add(next...)
+		if len(tokens) > maxTokens {
+			return nil, problem(0, 0, fmt.Sprintf("the document has more than %d tokens", maxTokens), "split the policies or shorten them")
 		}
-		if flow > maxDepth || entries > maxDepth {
+	}
+}
+
+// tokenCheck follows the nesting of a document token by token.
+type tokenCheck struct {
+	// flow counts open brackets, entries the levels that the current line opens.
+	flow, line, entries int
+}
+
+func (c *tokenCheck) add(t *token.Token) error {
+	at := t.Position
+	if f, ok := forbidden[t.Type]; ok {
+		return problem(at.Line, at.Column, f.reason, f.remedy)
+	}
+	if at.Line != c.line {
+		c.line, c.entries = at.Line, 0
+		// Every level of a block begins further to the right.
+		if c.flow == 0 && at.Column > maxDepth*8 && t.Type != token.CommentType {
 			return tooDeep(at.Line, at.Column)
 		}
+	}
+	switch t.Type {
+	case token.SequenceStartType, token.MappingStartType:
+		c.flow++
+	case token.SequenceEndType, token.MappingEndType:
+		c.flow--
+	case token.SequenceEntryType, token.MappingValueType:
+		if c.flow == 0 {
+			c.entries++
+		}
+	case token.InvalidType:
+		return problem(at.Line, at.Column, "the document is not YAML: "+invalidReason(t), "correct the syntax")
+	}
+	if c.flow > maxDepth || c.entries > maxDepth {
+		return tooDeep(at.Line, at.Column)
 	}
 	return nil
 }
