@@ -220,12 +220,14 @@ func boundCall(next http.Handler) http.Handler {
 	})
 }
 
-// farewell asks clients to go elsewhere while the server drains: over HTTP/1.1
-// the connection closes after the answer, over HTTP/2 net/http turns the same
-// header into GOAWAY. Both are safe for calls under way.
+// farewell asks HTTP/1.1 clients to go elsewhere while the server drains: each
+// answer closes its connection, so that none is left idle for a client to send
+// on just as the listener closes. HTTP/2 has GOAWAY for that, which Shutdown
+// sends once. Sending it here, on every connection that a client opens in turn,
+// would fail calls: grpc-go repeats a call that met a GOAWAY only once.
 func (s *Server) farewell(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.draining.Load() {
+		if r.ProtoMajor == 1 && s.draining.Load() {
 			w.Header().Set("Connection", "close")
 		}
 		next.ServeHTTP(w, r)
