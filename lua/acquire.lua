@@ -84,9 +84,13 @@ while a <= last do
           level = level + (n - p) * refill
             + floor((now - n * period) * refill / period) - floor((was - p * period) * refill / period)
         elseif was - now <= capacity * slow then
-          mark = s .. ':' .. u -- the clock stepped back a little: wait for it
+          mark, pause = s .. ':' .. u, was - now -- ahead of the clock: wait for it
         end
         if level > capacity then level = capacity end
+      end
+      if level == capacity and slow < 1e300 then
+        local from = now + ceil(slow)
+        mark = floor(from / 1000000) .. ':' .. from % 1000000
       end
       k, a = k + 1, a + 4
     else
@@ -143,27 +147,28 @@ while a <= last do
         end
         local since = (mark - was) % wrap
         if since >= wrap / 2 then
-          -- The clock stepped back: a little, wait for it; a lot, go on from here.
-          if wrap - since <= capacity / scale then mark = was end
+          -- The mark is ahead: a little, wait for it; a lot, go on from here.
+          if wrap - since <= capacity / scale then
+            mark, pause = was, pause + ceil((wrap - since) * slow * scale)
+          end
           since = 0
         end
         if scale ~= 1 then since = floor(since * scale) end
         if x + since < ghost then level = x + since end
       end
+      if level == capacity then mark = (mark + 1) % WRAP end
       k, a = k + 2, a + 1
     end
-    -- Accrual is rounded to whole milli-tokens, so the last one of a level that
-    -- is still rising may be early. It is not spent.
-    local spendable = level < capacity and level - 1 or level
+    -- The mark of a full bucket is one milli-token ahead. Accrual is rounded to whole
+    -- ones, so without that the first one after a full bucket could come early, and
+    -- capacity + refill be passed by a fraction.
     if cost > limit then
       code = -1
-    elseif spendable < cost then
+    elseif level < cost then
       code = 0
-      if slow < 1e300 then
-        wait = ceil(((cost < capacity and cost + 1 or cost) - level) * slow) + pause + 1
-      end
+      if slow < 1e300 then wait = ceil((cost - level) * slow) + pause + 1 end
     end
-    q = {code, spendable, wait, key, kind, level, mark, life, modulus, capacity, slow, version, share_c, share_r}
+    q = {code, level, wait, key, kind, level, mark, life, modulus, capacity, slow, version, share_c, share_r}
   else
     -- A log: "L", then six bytes an entry, the clock modulo 2^48, in order of time.
     local SPAN = 2 ^ 48

@@ -49,7 +49,7 @@ func (m *Model) decideBucket(now float64, a Attempt, e Entry) step {
 func (m *Model) decideRegional(now float64, a Attempt, e Entry) step {
 	capacity, refill, period := float64(e.Limit.Capacity), float64(e.Limit.Refill), micros(e.Limit.Period)
 	slow := period / refill
-	level, mark := capacity, now
+	level, mark, pause := capacity, now, 0.0
 	v, ok := m.buckets[e.Bucket]
 	if _, log := m.logs[e.Bucket]; log || ok && v.shared {
 		// Left by other numbers or another algorithm: keep a level, never refill.
@@ -62,11 +62,14 @@ func (m *Model) decideRegional(now float64, a Attempt, e Entry) step {
 		if v.mark <= now {
 			level += gain(refill, period, v.mark, now)
 		} else if v.mark-now <= capacity*slow {
-			mark = v.mark // the clock stepped back a little: wait for it
+			mark, pause = v.mark, v.mark-now // ahead of the clock: wait for it
 		}
 		level = math.Min(capacity, level)
 	}
-	s := bucketStep(a.Cost, capacity, capacity, level, slow, 0)
+	if level == capacity && slow < never {
+		mark = now + math.Ceil(slow)
+	}
+	s := bucketStep(a.Cost, capacity, capacity, level, slow, pause)
 	s.put = func() {
 		left := level - float64(a.Cost)
 		life := 31536000000.0
@@ -103,9 +106,10 @@ func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 	if ok {
 		since := mod(mark-v.mark, v.wrap)
 		if since >= v.wrap/2 {
-			// The clock stepped back: a little, wait for it; a lot, go on from here.
+			// The mark is ahead: a little, wait for it; a lot, go on from here.
 			if v.wrap-since <= capacity/scale {
 				mark = v.mark
+				pause += math.Ceil(float64((v.wrap-since)*slow) * scale)
 			}
 			since = 0
 		}
@@ -113,6 +117,9 @@ func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 			since = math.Floor(since * scale)
 		}
 		level = math.Min(ghost, v.level+since)
+	}
+	if level == capacity {
+		mark = math.Mod(mark+1, markWrap)
 	}
 	s := bucketStep(a.Cost, limit, capacity, level, slow, pause)
 	s.version, s.share = int64(rec.version), Share{Tokens(rec.capacity), Tokens(rec.refill)}
@@ -159,26 +166,21 @@ func (e Entry) scales() (capacity, refill float64) {
 // its policy; both are 1 for a key without override.
 func (e Entry) Scales() (capacity, refill float64) { return e.scales() }
 
-// bucketStep decides a bucket whose level is known. Accrual is rounded to whole
-// milli-tokens, so the last one of a level that is still rising may be early; it is
-// not spent.
+// bucketStep decides a bucket whose level is known.
+//
+// The mark of a full bucket is one milli-token ahead. Accrual is rounded to whole ones,
+// so without that the first one after a full bucket could come early, and capacity +
+// refill be passed by a fraction.
 func bucketStep(cost Tokens, limit, capacity, level, slow, pause float64) step {
 	c := float64(cost)
 	s := step{code: 1, spendable: level}
-	if level < capacity {
-		s.spendable = level - 1
-	}
 	switch {
 	case c > limit:
 		s.code = -1
-	case s.spendable < c:
+	case level < c:
 		s.code = 0
-		goal := c
-		if c < capacity {
-			goal = c + 1
-		}
 		if slow < never {
-			s.wait = math.Ceil((goal-level)*slow) + pause + 1
+			s.wait = math.Ceil((c-level)*slow) + pause + 1
 		}
 	}
 	s.reset = func(charged bool) float64 {
