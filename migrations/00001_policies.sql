@@ -44,6 +44,7 @@ CREATE TABLE policies (
     PRIMARY KEY (id, since)
 );
 CREATE UNIQUE INDEX policies_current ON policies (id) WHERE until IS NULL;
+CREATE INDEX policies_ended ON policies (until) WHERE until IS NOT NULL;
 
 -- Append-only: one row for each change of anything.
 CREATE TABLE audit_log (
