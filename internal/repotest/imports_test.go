@@ -40,7 +40,8 @@ var layers = []layer{
 		"quota", "splitter", "coordinator/...", "regional", "policystore/...", "lua", "migrations",
 		"gen/...", "middleware/...", "internal/rpc", "internal/gossip", "internal/console",
 	}},
-	{"cmd/weir", []string{"internal/app", "internal/rpc"}},
+	// Commands say their requests in the words of the domain.
+	{"cmd/weir", []string{"quota", "internal/app", "internal/rpc"}},
 	{"internal/testenv", nil},
 	{"internal/testenv/cmd/...", []string{"internal/testenv"}},
 	{"internal/repotest", nil},

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weirhq/weir/internal/app"
+)
+
+func newDev(env *environment) *cobra.Command {
+	var cfg app.DevConfig
+	cmd := &cobra.Command{
+		Use:   "dev",
+		Short: "Run a coordinator and three regions in this process, for trying Weir out",
+		Long: "Runs one coordinator and three regions in this process, each region with an embedded Redis.\n" +
+			"Nothing is kept and nobody has to log in: it is for trying Weir out, not for production.",
+		Args: noArgs,
+		RunE: serve(env, func(ctx context.Context, log *slog.Logger) error {
+			return app.RunDev(ctx, cfg, log, env.stdout)
+		}),
+	}
+	cfg.Flags(cmd.Flags())
+	return cmd
+}
+
+func newRegional(env *environment) *cobra.Command {
+	var cfg app.RegionalConfig
+	cmd := &cobra.Command{
+		Use:   "regional",
+		Short: "Run a limiter node of one region",
+		Args:  noArgs,
+		RunE: serve(env, func(ctx context.Context, log *slog.Logger) error {
+			return app.RunRegional(ctx, cfg, log)
+		}),
+	}
+	cfg.Flags(cmd.Flags())
+	return cmd
+}
+
+func newCoordinator(env *environment) *cobra.Command {
+	var cfg app.CoordinatorConfig
+	cmd := &cobra.Command{
+		Use:   "coordinator",
+		Short: "Run the coordinator that splits global limits between regions",
+		Args:  noArgs,
+		RunE: serve(env, func(ctx context.Context, log *slog.Logger) error {
+			return app.RunCoordinator(ctx, cfg, log)
+		}),
+	}
+	cfg.Flags(cmd.Flags())
+	return cmd
+}
+
+// serve runs a role. A wrong configuration is a wrong command line.
+func serve(env *environment, role func(context.Context, *slog.Logger) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, _ []string) error {
+		log, err := env.logger()
+		if err != nil {
+			return err
+		}
+		err = role(cmd.Context(), log)
+		if config := (*app.ConfigError)(nil); errors.As(err, &config) {
+			return usageError{err}
+		}
+		return err
+	}
+}
