@@ -268,3 +268,20 @@ func TestOverrideIDs(t *testing.T) {
 	require.Equal(t, "set 9 overrides", policystore.DescribeOverrides("set", make([]policystore.OverrideID, 9)))
 	require.True(t, strings.HasPrefix(policystore.DescribeOverrides("set", []policystore.OverrideID{id}), "set p["))
 }
+
+func TestRoles(t *testing.T) {
+	roles := []policystore.Role{policystore.RoleViewer, policystore.RoleEditor, policystore.RoleAdmin, policystore.RoleRegion, "", "root"}
+	may := map[policystore.Role]string{
+		policystore.RoleViewer: "viewer", policystore.RoleEditor: "viewer editor",
+		policystore.RoleAdmin: "viewer editor admin", policystore.RoleRegion: "region",
+	}
+	for _, r := range roles {
+		var got []string
+		for _, needed := range roles {
+			if r.Includes(needed) {
+				got = append(got, string(needed))
+			}
+		}
+		require.Equal(t, may[r], strings.Join(got, " "), string(r))
+	}
+}

@@ -118,7 +118,7 @@ func (b *loopBundle) write(t *testing.T, content string) {
 }
 
 func (b *loopBundle) wait(d time.Duration) {
-	time.Sleep(d) // of the bubble's clock
+	<-time.After(d) // by the clock of the bubble
 	synctest.Wait()
 }
 

@@ -22,6 +22,7 @@ type Store struct {
 	history   []policystore.Snapshot
 	audit     []policystore.AuditEntry
 	overrides table
+	tokens    map[policystore.TokenHash]policystore.Token
 }
 
 var _ policystore.Store = (*Store)(nil)
@@ -31,7 +32,10 @@ func New(now func() time.Time) *Store {
 	if now == nil {
 		now = time.Now
 	}
-	return &Store{now: now, history: make([]policystore.Snapshot, 1), overrides: newTable()}
+	return &Store{
+		now: now, history: make([]policystore.Snapshot, 1), overrides: newTable(),
+		tokens: make(map[policystore.TokenHash]policystore.Token),
+	}
 }
 
 // Apply commits a whole set or a patch.

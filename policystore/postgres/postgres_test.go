@@ -50,3 +50,9 @@ func TestStore(t *testing.T) {
 		return listening(t, pool(t, testenv.Postgres(t)), now)
 	})
 }
+
+func TestTokens(t *testing.T) {
+	storetest.RunTokens(t, func(t *testing.T, now func() time.Time) storetest.TokenStore {
+		return postgres.New(postgres.Config{Pool: pool(t, testenv.Postgres(t)), Now: now})
+	})
+}
