@@ -103,13 +103,24 @@ func (d *Dev) start(ctx context.Context, cfg DevConfig) error {
 		return err
 	}
 	d.coordinator = c
+	servers := make([]rpc.ServerConfig, len(DevRegions))
 	for i, region := range DevRegions {
-		if err := d.startRegion(starting, cfg, i, region, policies); err != nil {
+		if servers[i], err = d.startRegion(starting, region, policies); err != nil {
 			return fmt.Errorf("region %s: %w", region, err)
 		}
 	}
 	if err := d.settle(starting); err != nil {
 		return err
+	}
+	for i, server := range servers {
+		ln, url, err := listenDev(starting, cfg, i+1)
+		if err != nil {
+			return err
+		}
+		d.Regions = append(d.Regions, url)
+		if err := d.life.serve(ln, server); err != nil {
+			return err
+		}
 	}
 	if cfg.Traffic {
 		d.traffic = newTraffic(DevRegions, d.engines)
@@ -127,33 +138,25 @@ func (d *Dev) start(ctx context.Context, cfg DevConfig) error {
 }
 
 // startRegion runs one node on a Redis of its own in this process.
-func (d *Dev) startRegion(ctx context.Context, cfg DevConfig, i int, region quota.Region, policies policystore.Store) error {
+func (d *Dev) startRegion(ctx context.Context, region quota.Region, policies policystore.Store) (rpc.ServerConfig, error) {
 	redis := miniredis.NewMiniRedis()
 	if err := redis.Start(); err != nil {
-		return fmt.Errorf("embedded Redis: %w", err)
+		return rpc.ServerConfig{}, fmt.Errorf("embedded Redis: %w", err)
 	}
 	d.life.onStop("embedded redis", func(context.Context) error { redis.Close(); return nil })
 	d.life.start("embedded redis clock", func(ctx context.Context) error { return expireKeys(ctx, redis) })
 	store, err := lua.Open(ctx, lua.Config{Addrs: []string{redis.Addr()}, Stripes: devStripes})
 	if err != nil {
-		return err
+		return rpc.ServerConfig{}, err
 	}
 	d.life.onStop("redis client", func(context.Context) error { return store.Close() })
-	ln, url, err := listenDev(ctx, cfg, i+1)
-	if err != nil {
-		return err
-	}
-	d.Regions = append(d.Regions, url)
-	engine, err := d.life.startNode(ctx, node{
+	engine, server, err := d.life.startNode(ctx, node{
 		region: region, name: string(region) + "-1", report: time.Second, nodes: func() int { return 1 },
 		floor: func(p *quota.Policy) quota.Share { return coordinator.Floor(DevRegions, region, p) },
 		store: store, policies: policies, coordinator: d.coordinator, registry: newRegistry(),
-	}, ln)
-	if err != nil {
-		return err
-	}
+	})
 	d.engines = append(d.engines, engine)
-	return nil
+	return server, err
 }
 
 // settle waits until every region has acknowledged its first shares.

@@ -155,7 +155,9 @@ func (s *modelStore) TakeDemand(context.Context) (quota.DemandWindow, error) {
 	return w, nil
 }
 
-func (s *modelStore) HoldAgent(context.Context, string, time.Duration) (bool, error) { return true, nil }
+func (s *modelStore) HoldAgent(context.Context, string, time.Duration) (bool, error) {
+	return true, nil
+}
 
 // entries lists what the store holds, for a failing test to print.
 func (s *modelStore) String() string {

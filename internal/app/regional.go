@@ -78,11 +78,14 @@ func startRegional(ctx context.Context, l *lifecycle, cfg RegionalConfig) error 
 		l.onStop("coordinator client", func(context.Context) error { return client.Close() })
 		n.coordinator = client
 	}
-	_, err = l.startNode(starting, n, ln)
-	return err
+	_, server, err := l.startNode(starting, n)
+	if err != nil {
+		return errors.Join(err, ln.Close())
+	}
+	return l.serve(ln, server)
 }
 
-// node is what a regional node is made of. startNode owns the listener.
+// node is what a regional node is made of.
 type node struct {
 	region      quota.Region
 	name        string
@@ -97,7 +100,9 @@ type node struct {
 	tracer      trace.TracerProvider
 }
 
-func (l *lifecycle) startNode(ctx context.Context, n node, ln net.Listener) (*regional.Engine, error) {
+// startNode starts all of a node but its server, whose configuration it returns.
+func (l *lifecycle) startNode(ctx context.Context, n node) (*regional.Engine, rpc.ServerConfig, error) {
+	var none rpc.ServerConfig
 	if n.floor == nil {
 		// A region that does not know the others has no floor before it is told one.
 		n.floor = func(*quota.Policy) quota.Share { return quota.Share{} }
@@ -112,13 +117,13 @@ func (l *lifecycle) startNode(ctx context.Context, n node, ln net.Listener) (*re
 		Registerer: n.registry, Logger: l.log, Tracer: tracer,
 	})
 	if err != nil {
-		return nil, errors.Join(err, ln.Close())
+		return nil, none, err
 	}
 	l.onStop("engine", engine.Close)
 	source := newPolicySource(n.policies, n.region, n.registry, l.log)
 	source.use = indexInto(engine.SetIndex)
 	if err := source.load(ctx); err != nil {
-		return nil, errors.Join(err, ln.Close())
+		return nil, none, err
 	}
 	l.start("policies", source.run)
 	agent, err := regional.NewAgent(regional.AgentConfig{
@@ -126,15 +131,14 @@ func (l *lifecycle) startNode(ctx context.Context, n node, ln net.Listener) (*re
 		Region: n.region, Node: n.name, Interval: n.report, Logger: l.log,
 	})
 	if err != nil {
-		return nil, errors.Join(err, ln.Close())
+		return nil, none, err
 	}
 	l.start("agent", agent.Run)
 	ready := regionReadiness{engine: engine, agent: agent, coordinated: n.coordinator != nil, since: time.Now()}
-	err = l.serve(ln, rpc.ServerConfig{
+	return engine, rpc.ServerConfig{
 		Limiter: engine, Registry: n.registry, Logger: l.log, TracerProvider: n.tracer,
 		Ready: ready.check, DrainDelay: n.drain,
-	})
-	return engine, err
+	}, nil
 }
 
 // serve runs a server on a listener, which it owns.

@@ -15,10 +15,10 @@ import (
 
 const (
 	// trafficRate is what all built-in clients offer together, in checks per
-	// second: 95 % of the example policy that they share.
-	trafficRate = 95
+	// second: 85 % of the example policy that they share.
+	trafficRate = 85
 	// trafficCycle is how long the busiest region takes to wander once around.
-	trafficCycle = 90 * time.Second
+	trafficCycle = 3 * time.Minute
 )
 
 // traffic is the built-in client population: one stream of checks per region, whose
