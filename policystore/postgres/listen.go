@@ -65,6 +65,11 @@ func (s *Store) listenOnce(ctx context.Context) (connected bool, err error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pingTimeout)
 		defer cancel()
 		_ = conn.Close(ctx) // it is broken, or of no more use
+		// The driver closes a connection whose context has ended in the background.
+		select {
+		case <-conn.PgConn().CleanupDone():
+		case <-ctx.Done():
+		}
 	}()
 	var listen string
 	if err := conn.QueryRow(ctx, `SELECT format('LISTEN %I', `+channel+`)`).Scan(&listen); err != nil {

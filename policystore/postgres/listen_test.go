@@ -2,7 +2,9 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -32,16 +34,37 @@ func connect(t *testing.T, url string) (*pgx.Conn, *atomic.Bool) {
 	t.Helper()
 	cfg, err := pgx.ParseConfig(url)
 	require.NoError(t, err)
-	var on atomic.Bool
+	var (
+		on   atomic.Bool
+		mu   sync.Mutex
+		open []net.Conn
+		over bool
+	)
 	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)
-		return silent{Conn: c, on: &on}, err
+		if err != nil {
+			return nil, err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if over {
+			return nil, errors.Join(net.ErrClosed, c.Close())
+		}
+		open = append(open, c)
+		return silent{Conn: c, on: &on}, nil
 	}
 	conn, err := pgx.ConnectConfig(t.Context(), cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		on.Store(false)
+		// The driver waits for the silent peer to say goodbye; it need not.
+		mu.Lock()
+		over = true
+		for _, c := range open {
+			_ = c.Close()
+		}
+		mu.Unlock()
 		_ = conn.Close(context.Background())
+		<-conn.PgConn().CleanupDone()
 	})
 	return conn, &on
 }
