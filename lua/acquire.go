@@ -86,6 +86,8 @@ func (s *Store) check(a quota.Attempt) error {
 			return fmt.Errorf("bucket %s: no script for algorithm %s: %w", e.Bucket, e.Algorithm, quota.ErrInvalid)
 		case e.Limit.Period < time.Microsecond:
 			return fmt.Errorf("bucket %s: period %s is below a microsecond: %w", e.Bucket, e.Limit.Period, quota.ErrInvalid)
+		case e.Algorithm == quota.TokenBucket && e.Limit.Capacity > 0 && e.Limit.Refill <= 0:
+			return fmt.Errorf("bucket %s: a capacity without refill: %w", e.Bucket, quota.ErrInvalid)
 		case e.Algorithm == quota.SlidingLog && a.Cost%quota.Token != 0:
 			return fmt.Errorf("cost %s: a log counts whole tokens: %w", a.Cost, quota.ErrInvalid)
 		}
@@ -126,6 +128,16 @@ func (s *Store) acquireArgs(a quota.Attempt, remember bool) []any {
 	return command(s.scripts.acquire.sha, keys, args)
 }
 
+// decimal writes a number exactly, and with a point: not every Lua reads a whole
+// number beyond 63 bits.
+func decimal(x float64) string {
+	s := strconv.FormatFloat(x, 'f', -1, 64)
+	if !strings.Contains(s, ".") {
+		s += ".0"
+	}
+	return s
+}
+
 func command(sha string, keys, args []any) []any {
 	cmd := make([]any, 0, 3+len(keys)+len(args))
 	cmd = append(cmd, "evalsha", sha, len(keys))
@@ -142,15 +154,16 @@ func appendEntry(args []any, e quota.Entry) []any {
 	}
 	switch kind {
 	case bucketRegional:
-		args = append(args, int64(e.Limit.Capacity), int64(e.Limit.Refill), e.Limit.Period.Microseconds())
+		refill, period := e.Limit.LowestTerms()
+		args = append(args, int64(e.Limit.Capacity), refill, period)
 	case logRegional:
 		args = append(args, int64(e.Limit.Capacity), e.Limit.Period.Microseconds())
 	case bucketOverride:
-		capacity, refill := e.Scales()
-		args = append(args, int64(e.Limit.Capacity), capacity, refill)
+		s := e.Scaling()
+		args = append(args, int64(s.Limit), int64(s.Base), decimal(s.Refill), decimal(s.Life))
 	case logOverride:
-		capacity, _ := e.Scales()
-		args = append(args, int64(e.Limit.Capacity), capacity)
+		s := e.Scaling()
+		args = append(args, int64(s.Limit), int64(s.Base))
 	}
 	return args
 }

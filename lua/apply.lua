@@ -24,9 +24,20 @@ local now = clock[1] * 1000000 + clock[2]
 
 local region = call('GET', KEYS[1])
 if not region then return {-1} end
-local gen, epoch, rest, hot = string.match(region, '^([^:]+):(%d+):(%d+:%d+):(%d+)$')
+local gen, epoch, term, lease, hot = string.match(region, '^([^:]+):(%d+):(%d+):(%d+):(%d+)$')
 local mine, floors = tonumber(ARGV[2]), ARGV[1] == '*'
 if not floors and (gen ~= ARGV[1] or mine < tonumber(epoch)) then return {0} end
+
+-- What a record has gained in a time since it was settled, and the capacity it ends
+-- with: once the lease is over, only the permanent part counts.
+local function accrued(rec, elapsed)
+  local per = rec[5] * DRIFT
+  if (rec[6] == rec[3] and rec[7] == rec[4]) or tonumber(lease) >= now then
+    return elapsed * rec[4] / per, rec[3]
+  end
+  local leased = math.min(elapsed, math.max(0, lease - rec[9]))
+  return leased * rec[4] / per + (elapsed - leased) * rec[7] / per, math.min(rec[3], rec[6])
+end
 
 local out = {1}
 local a = 3
@@ -67,9 +78,18 @@ for i = 2, #KEYS do
       end
     elseif text then
       at = math.max(now, rec[9])
-      local gained = floor(math.max(0, at - rec[9]) * rec[4] / (rec[5] * DRIFT))
-      acc = (rec[8] + gained) % WRAP
-      ghost = math.min(rec[3], rec[10] + gained)
+      local exact, held = accrued(rec, at - rec[9])
+      local gained = floor(exact)
+      acc = (rec[8] + gained % WRAP) % WRAP
+      ghost = math.min(held, rec[10] + gained)
+      -- The milli-token under way goes on under the new refill, or a policy that
+      -- is settled often would never refill. One that a full ghost was cut at goes back.
+      local r = tonumber(refill)
+      local carry = r > 0 and floor((exact - gained) * (period * DRIFT) / r) or 0
+      if carry > 0 then
+        at = at - carry
+        if ghost == held and c > held then ghost = math.max(0, ghost - 1) end
+      end
       ghost = math.min(c, ghost + gift)
     else
       -- Nothing was spent here yet, unless the data was lost. Only the first grant of
@@ -85,6 +105,6 @@ for i = 2, #KEYS do
 end
 if floors then return out end
 if mine > tonumber(epoch) then
-  call('SET', KEYS[1], table.concat({gen, ARGV[2], rest, hot}, ':'))
+  call('SET', KEYS[1], table.concat({gen, ARGV[2], term, lease, hot}, ':'))
 end
 return out

@@ -6,21 +6,19 @@
 -- ARGV  1 1 when the last key is a remembered outcome, else 0
 --       then per quota: kind (as in acquire.lua, 1 to 6), amount in milli-tokens,
 --       the instant of the attempt in microseconds (0 when unknown), and the
---       capacity that a level must not pass. A level under a share record needs no
---       such bound here: the ghost bounds it at every check.
+--       capacity that a level must not pass
 -- Reply 1
 --
 -- A log that knows the instant drops exactly the entries of that attempt. Else it
 -- drops its oldest: those that stay leave later than the dropped ones would have,
 -- so the window is never counted too low.
 
-local SPAN = 2 ^ 48
 local call, KEYS, ARGV = redis.call, KEYS, ARGV
 local k, a = 1, 2
 
 local function stamp(t)
   local bytes = {}
-  for i = 6, 1, -1 do
+  for i = 7, 1, -1 do
     bytes[i] = t % 256
     t = (t - bytes[i]) / 256
   end
@@ -30,11 +28,11 @@ end
 -- Removes up to n entries: those with the given stamp, or the oldest.
 local function drop(entries, n, at)
   if at == 0 then
-    return string.sub(entries, n * 6 + 1)
+    return string.sub(entries, n * 7 + 1)
   end
-  local mark, kept = stamp(at % SPAN), {}
-  for i = 1, #entries, 6 do
-    local entry = string.sub(entries, i, i + 5)
+  local mark, kept = stamp(at), {}
+  for i = 1, #entries, 7 do
+    local entry = string.sub(entries, i, i + 6)
     if n > 0 and entry == mark then
       n = n - 1
     else
@@ -53,24 +51,19 @@ while a <= #ARGV do
   k, a = k + 1, a + 4
   -- An absent bucket is full and an absent log is empty: nothing to give back.
   if value and log and string.sub(value, 1, 1) == 'L' then
-    local left = drop(string.sub(value, 2), amount / 1000, at)
+    local left = drop(string.sub(value, 2), math.floor(amount / 1000), at)
     if left == '' then
       call('DEL', key)
     else
       call('SET', key, 'L' .. left, 'KEEPTTL')
     end
   elseif value and not log then
-    local x, rest = string.match(value, '^(-?%d+)(:%d+:%d+)$')
+    local x, rest = string.match(value, '^(-?%d+)([@:]%d+)$')
     if x then
-      call('SET', key, math.min(x + amount, capacity) .. rest, 'KEEPTTL')
-    else
-      local l, m = string.match(value, '^(-?%d+)(:%d+)$')
-      if l then
-        call('SET', key, string.format('%.0f', l + amount) .. m, 'KEEPTTL')
-      elseif string.match(value, '^-?%d+$') then
-        local level = (tonumber(string.sub(value, 1, -11)) or 0) + amount
-        call('SET', key, (level == 0 and '' or level) .. string.sub(value, -10), 'KEEPTTL')
-      end
+      call('SET', key, string.format('%.0f', math.min(x + amount, capacity)) .. rest, 'KEEPTTL')
+    elseif string.match(value, '^-?%d+$') then
+      local level = math.min((tonumber(string.sub(value, 1, -11)) or 0) + amount, capacity)
+      call('SET', key, (level == 0 and '' or string.format('%.0f', level)) .. string.sub(value, -10), 'KEEPTTL')
     end
   end
 end

@@ -31,8 +31,8 @@ type regionRecord struct {
 	hot float64
 }
 
-// bucketValue is a stored bucket: the level when it was last charged, and the
-// clock (regional numbers) or the accumulator (share record) of that instant.
+// bucketValue is a stored bucket: a level, and the clock (regional numbers) or the
+// accumulator (share record) of the instant at which it was the level.
 type bucketValue struct {
 	level, mark float64
 	shared      bool
@@ -115,7 +115,7 @@ func (m *Model) Apply(now int64, stripe int, epoch Epoch, gen string, keys []str
 		case g.Drop:
 			delete(m.shares, keys[i])
 		case held:
-			m.shares[keys[i]] = old.settled(g, epoch, float64(now))
+			m.shares[keys[i]] = old.settled(g, epoch, float64(now), region.leaseEnd)
 		default:
 			m.shares[keys[i]] = newRecord(g, epoch, float64(now), region.hot)
 		}
@@ -123,6 +123,13 @@ func (m *Model) Apply(now int64, stripe int, epoch Epoch, gen string, keys []str
 	}
 	region.epoch = epoch
 	return versions, nil
+}
+
+// Held returns the version and the share of the record with the given key; ok is
+// false when there is none.
+func (m *Model) Held(shareKey string) (version int64, share Share, ok bool) {
+	r, ok := m.shares[shareKey]
+	return int64(r.version), Share{Tokens(r.capacity), Tokens(r.refill)}, ok
 }
 
 // Acquire decides an attempt as of now. The error is ErrUninitialised when the
@@ -168,8 +175,8 @@ func (m *Model) Acquire(now int64, a Attempt) (Outcome, error) {
 		}
 		out.Verdicts[i] = Verdict{
 			Allowed: s.code == 1, NeverFits: s.code == -1,
-			Level:      Tokens(math.Max(0, level)),
-			RetryAfter: fromMicros(s.wait), ResetAfter: fromMicros(reset),
+			Level:      Tokens(level),
+			RetryAfter: fromMicros(math.Min(s.wait, longestWait)), ResetAfter: fromMicros(math.Min(reset, longestWait)),
 			Version: s.version,
 		}
 		if a.Peek {
@@ -210,10 +217,7 @@ func (m *Model) Refund(r Refund) {
 		}
 	}
 	if v, ok := m.buckets[key]; ok && r.Entry.Algorithm == TokenBucket {
-		v.level += float64(r.Amount)
-		if !v.shared {
-			v.level = math.Min(v.level, float64(r.Entry.Limit.Capacity))
-		}
+		v.level = math.Min(v.level+float64(r.Amount), float64(r.Entry.Limit.Capacity))
 		m.buckets[key] = v
 	}
 }

@@ -19,25 +19,11 @@ type step struct {
 }
 
 func fromMicros(us float64) time.Duration {
-	if us >= float64(math.MaxInt64)/1000 {
-		return math.MaxInt64
-	}
 	return time.Duration(us) * time.Microsecond
 }
 
 // never stands for "no refill": nothing is that slow.
 const never = 1e300
-
-// gain is what a bucket with regional numbers gains between two instants. Counting
-// whole periods from the epoch makes the gains of any sequence of touches add up to
-// the gain of the whole, so that no fraction is ever lost.
-func gain(refill, period, from, to float64) float64 {
-	a, b := math.Floor(from/period), math.Floor(to/period)
-	whole := (b - a) * refill
-	head := math.Floor((to - float64(b*period)) * refill / period)
-	tail := math.Floor((from - float64(a*period)) * refill / period)
-	return whole + head - tail
-}
 
 func (m *Model) decideBucket(now float64, a Attempt, e Entry) step {
 	if e.ShareKey == "" {
@@ -46,93 +32,195 @@ func (m *Model) decideBucket(now float64, a Attempt, e Entry) step {
 	return m.decideShared(now, a, e)
 }
 
+// decideRegional decides a bucket with regional numbers. Refill is a whole number of
+// milli-tokens in a whole number of microseconds, in lowest terms, and the stored
+// instant only ever moves on by whole such steps, so no sequence of touches loses a
+// fraction or gains one.
 func (m *Model) decideRegional(now float64, a Attempt, e Entry) step {
-	capacity, refill, period := float64(e.Limit.Capacity), float64(e.Limit.Refill), micros(e.Limit.Period)
+	r, p := e.Limit.LowestTerms()
+	capacity, refill, period := float64(e.Limit.Capacity), float64(r), float64(p)
 	slow := period / refill
-	level, mark, pause := capacity, now, 0.0
-	v, ok := m.buckets[e.Bucket]
-	if _, log := m.logs[e.Bucket]; log || ok && v.shared {
-		// Left by other numbers or another algorithm: keep a level, never refill.
-		v = bucketValue{level: v.level, mark: now, expires: now + (math.Ceil((capacity-v.level)*slow/1000)+1)*1000}
-		m.replace(e.Bucket, v)
-		ok = true
-	}
-	if ok {
-		level = v.level
-		if v.mark <= now {
-			level += gain(refill, period, v.mark, now)
-		} else if v.mark-now <= capacity*slow {
-			mark, pause = v.mark, v.mark-now // ahead of the clock: wait for it
+	level, x, from := capacity, capacity, now
+	if v, held := m.buckets[e.Bucket]; held || m.logs[e.Bucket].entries != nil {
+		moved := !held || v.shared
+		x = v.level
+		level = x
+		if !moved {
+			from = v.mark
+			if elapsed := now - from; elapsed > 0 {
+				steps := math.Floor(elapsed / period)
+				x, from = x+float64(steps*refill), from+float64(steps*period)
+				level = x + math.Floor((now-from)*refill/period)
+			} else if -elapsed > float64(capacity*slow) {
+				moved = true // the clock stepped back by a lot: go on from here; a little: wait for it
+			}
 		}
-		level = math.Min(capacity, level)
+		if moved {
+			x, from = math.Min(math.Max(x, 0), capacity), now
+			level = x
+			m.keep(a, e.Bucket, bucketValue{level: x, mark: from, expires: now + 1000*(math.Ceil((capacity-x)*slow/1000)+1)})
+		}
+		if level >= capacity {
+			x, level, from = capacity, capacity, math.Max(from, now)
+		}
 	}
-	if level == capacity && slow < never {
-		mark = now + math.Ceil(slow)
+	c := float64(a.Cost)
+	s := step{code: 1, spendable: math.Max(0, level)}
+	if s.code = fits(c, capacity, s.spendable); s.code == 0 {
+		gap := (c - x) * period
+		s.wait = from + math.Ceil(gap/refill) - now
+		if gap > 1<<53 {
+			s.wait++
+		}
 	}
-	s := bucketStep(a.Cost, capacity, capacity, level, slow, pause)
+	until := func(x float64) float64 { return from - now + math.Ceil((capacity-x)*slow) }
+	s.reset = func(charged bool) float64 {
+		switch {
+		case charged:
+			return until(x - c)
+		case s.spendable < capacity:
+			return until(x)
+		}
+		return 0
+	}
 	s.put = func() {
-		left := level - float64(a.Cost)
-		life := 31536000000.0
-		if slow < never {
-			life = math.Ceil((capacity-left)*slow/1000) + 1
-		}
-		m.replace(e.Bucket, bucketValue{level: left, mark: mark, expires: now + life*1000})
+		m.replace(e.Bucket, bucketValue{level: x - c, mark: from, expires: now + 1000*(math.Ceil(until(x-c)/1000)+1)})
 	}
 	return s
 }
 
+// fits returns the code of a cost: 1 admits, 0 denies, -1 can never fit.
+func fits(cost, limit, level float64) int {
+	switch {
+	case cost > limit:
+		return -1
+	case level < cost:
+		return 0
+	}
+	return 1
+}
+
+// shared is a share record as an entry sees it at one instant.
+type shared struct {
+	limit, capacity, ghost float64 // of the key, after its override
+	mark, gained, elapsed  float64 // of the policy
+	policyGhost            float64
+	per, rate              float64 // refill: rate in per microseconds
+	lapsed                 bool
+	scaling                Scaling
+	overridden             bool
+}
+
+func (m *Model) view(rec record, now float64, stripe int, e Entry) shared {
+	leaseEnd := m.regions[stripe].leaseEnd
+	v := shared{limit: rec.limit, elapsed: now - rec.at, per: rec.period * drift, rate: rec.refill}
+	v.lapsed = rec.lapsed(now, leaseEnd)
+	exact, capacity := rec.exact(math.Max(0, v.elapsed), now, leaseEnd)
+	v.gained, v.capacity = math.Floor(exact), capacity
+	if v.lapsed {
+		v.rate = rec.permRefill
+	}
+	v.mark = math.Mod(rec.acc+math.Mod(v.gained, markWrap), markWrap)
+	v.policyGhost = math.Min(capacity, rec.ghost+v.gained)
+	v.ghost = v.policyGhost
+	v.scaling = Scaling{Refill: 1, Life: 1}
+	if e.Limit != e.Base {
+		v.overridden, v.scaling = true, e.Scaling()
+		limit, base := float64(v.scaling.Limit), float64(v.scaling.Base)
+		v.limit, v.capacity, v.ghost = limit, math.Floor(capacity*limit/base), math.Floor(v.ghost*limit/base)
+	}
+	return v
+}
+
 func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 	rec := m.shareRecord(now, a.Stripe, e)
-	limit := rec.limit
-	gained, capacity, slow := rec.accrued(now, m.regions[a.Stripe].leaseEnd)
-	pause := math.Max(0, rec.at-now)
-	mark := math.Mod(rec.acc+gained, markWrap)
-	ghost := math.Min(capacity, rec.ghost+gained)
-	scale, life := 1.0, rec.life
-	if e.Limit != e.Base {
-		wide, rate := e.scales()
-		limit, scale = float64(e.Limit.Capacity), rate
-		capacity, ghost, slow = math.Floor(capacity*wide), math.Floor(ghost*wide), slow/scale
-		life = math.Ceil(life * math.Max(1, wide/scale))
+	s := m.view(rec, now, a.Stripe, e)
+	cost, scale := float64(a.Cost), s.scaling.Refill
+	life, wrap := rec.life, rec.wrap
+	if s.overridden {
+		life, wrap = math.Min(math.Ceil(life*s.scaling.Life), float64(maxBucketLife/time.Millisecond)), markWrap
 	}
-	level := ghost
-	v, ok := m.buckets[e.Bucket]
-	if _, log := m.logs[e.Bucket]; log || ok && !v.shared {
-		// Left by other numbers or another algorithm: keep a level, never refill.
-		v = bucketValue{level: v.level, mark: mark, shared: true, wrap: markWrap, expires: now + life*1000}
-		m.replace(e.Bucket, v)
-		ok = true
-	}
-	if ok {
+	expires := now + life*1000
+	level, mark, short := s.ghost, s.mark, 0.0
+	if v, held := m.buckets[e.Bucket]; held || m.logs[e.Bucket].entries != nil {
+		moved := !held || !v.shared
+		if moved {
+			// Left by other numbers or another algorithm: keep a level, never refill.
+			v = bucketValue{level: v.level, mark: mark, shared: true, wrap: markWrap, expires: expires}
+		}
 		since := mod(mark-v.mark, v.wrap)
 		if since >= v.wrap/2 {
-			// The mark is ahead: a little, wait for it; a lot, go on from here.
-			if v.wrap-since <= capacity/scale {
-				mark = v.mark
-				pause += math.Ceil(float64((v.wrap-since)*slow) * scale)
+			since -= v.wrap
+			if -since <= s.capacity/scale {
+				mark = v.mark // the clock stepped back by a little: wait for it
+			} else {
+				since, moved = 0, true // by a lot: go on from here
 			}
-			since = 0
 		}
+		if moved {
+			m.keep(a, e.Bucket, bucketValue{level: v.level, mark: mark, shared: true, wrap: markWrap, expires: expires})
+		}
+		gain := math.Max(0, since)
+		short = cost - v.level
 		if scale != 1 {
-			since = math.Floor(since * scale)
+			gain, short = math.Floor(gain*scale), math.Ceil(short/scale)
 		}
-		level = math.Min(ghost, v.level+since)
+		short -= since
+		level = math.Max(0, math.Min(s.ghost, v.level+gain))
 	}
-	if level == capacity {
+	out := step{code: fits(cost, s.limit, level), spendable: level}
+	if out.code == 0 {
+		out.wait = s.wait(cost, short)
+	}
+	// Accumulators are whole milli-tokens. The one that is under way when a bucket
+	// leaves its capacity is not its own.
+	if level >= s.capacity {
 		mark = math.Mod(mark+1, markWrap)
 	}
-	s := bucketStep(a.Cost, limit, capacity, level, slow, pause)
-	s.version, s.share = int64(rec.version), Share{Tokens(rec.capacity), Tokens(rec.refill)}
-	s.put = func() {
-		at := mark
-		if rec.wrap == narrowWrap {
-			at = math.Mod(mark, narrowWrap)
+	out.version, out.share = int64(rec.version), Share{Tokens(rec.capacity), Tokens(rec.refill)}
+	slow := s.per / (s.rate * scale)
+	out.reset = func(charged bool) float64 {
+		at := level
+		if charged {
+			at -= cost
 		}
-		m.replace(e.Bucket, bucketValue{
-			level: level - float64(a.Cost), mark: at, shared: true, wrap: rec.wrap, expires: now + life*1000,
-		})
+		if at < s.capacity && slow < never {
+			return math.Max(0, -s.elapsed) + math.Ceil((s.capacity-at)*slow)
+		}
+		return 0
 	}
-	return s
+	out.put = func() {
+		if wrap == narrowWrap {
+			mark = math.Mod(mark, narrowWrap)
+		}
+		m.replace(e.Bucket, bucketValue{level: level - cost, mark: mark, shared: true, wrap: wrap, expires: expires})
+	}
+	return out
+}
+
+// wait returns the time until a cost fits, given what the accumulator lacks until
+// the bucket itself has it.
+func (s shared) wait(cost, short float64) float64 {
+	if s.ghost < cost {
+		if s.overridden {
+			cost = math.Ceil(cost * float64(s.scaling.Base) / float64(s.scaling.Limit))
+		}
+		short = math.Max(short, cost-s.policyGhost)
+	}
+	switch {
+	case s.rate <= 0:
+		return 0
+	case s.lapsed:
+		return math.Ceil(short*s.per/s.rate) + 1
+	}
+	return math.Ceil((s.gained+short)*s.per/s.rate) - s.elapsed + 1
+}
+
+// keep stores a bucket that a touch brought up to date; asking leaves no trace.
+func (m *Model) keep(a Attempt, key string, v bucketValue) {
+	if !a.Peek {
+		m.replace(key, v)
+	}
 }
 
 // replace stores a bucket in place of whatever the key held.
@@ -148,52 +236,6 @@ func mod(x, y float64) float64 {
 		r += y
 	}
 	return r
-}
-
-// scales returns how an overridden key's capacity and refill relate to the policy's.
-func (e Entry) scales() (capacity, refill float64) {
-	capacity, refill = 0, 0
-	if e.Base.Capacity > 0 {
-		capacity = float64(e.Limit.Capacity) / float64(e.Base.Capacity)
-	}
-	if e.Base.Refill > 0 && e.Limit.Period > 0 {
-		refill = float64(e.Limit.Refill) / float64(e.Base.Refill) * (micros(e.Base.Period) / micros(e.Limit.Period))
-	}
-	return capacity, refill
-}
-
-// Scales returns how an overridden key's capacity and refill rate relate to those of
-// its policy; both are 1 for a key without override.
-func (e Entry) Scales() (capacity, refill float64) { return e.scales() }
-
-// bucketStep decides a bucket whose level is known.
-//
-// The mark of a full bucket is one milli-token ahead. Accrual is rounded to whole ones,
-// so without that the first one after a full bucket could come early, and capacity +
-// refill be passed by a fraction.
-func bucketStep(cost Tokens, limit, capacity, level, slow, pause float64) step {
-	c := float64(cost)
-	s := step{code: 1, spendable: level}
-	switch {
-	case c > limit:
-		s.code = -1
-	case level < c:
-		s.code = 0
-		if slow < never {
-			s.wait = math.Ceil((c-level)*slow) + pause + 1
-		}
-	}
-	s.reset = func(charged bool) float64 {
-		at := level
-		if charged {
-			at -= c
-		}
-		if at < capacity && slow < never {
-			return math.Ceil((capacity - at) * slow)
-		}
-		return 0
-	}
-	return s
 }
 
 // shareRecord returns the share record of an entry, writing the floor down where
@@ -224,20 +266,25 @@ func (m *Model) decideLog(now float64, a Attempt, e Entry) step {
 			n = math.Min(n, rec.permCapacity)
 		}
 		if e.Limit != e.Base {
-			wide, _ := e.scales()
-			limit, n = float64(e.Limit.Capacity), n*wide
+			scaling := e.Scaling()
+			limit = float64(scaling.Limit)
+			n = n * limit / float64(scaling.Base)
 		}
 		blocked = math.Max(0, rec.at-now)
 	}
 	n = math.Floor(n / 1000)
-	entries := m.logEntries(now, e.Bucket, n, window)
+	entries, moved := m.logEntries(now, e.Bucket, n)
 	entry := now
 	if k := len(entries); k > 0 {
 		if ahead := entries[k-1] - now; ahead > window {
 			// The clock stepped back by more than a window: go on from here.
-			entries = slices.Repeat([]float64{now}, k)
+			entries, moved = slices.Repeat([]float64{now}, k), true
 		} else if ahead > 0 {
 			entry = entries[k-1]
+		}
+		if moved && !a.Peek {
+			delete(m.buckets, e.Bucket)
+			m.logs[e.Bucket] = logValue{entries: entries, expires: now + (math.Ceil(window/1000)+1)*1000}
 		}
 	}
 	live := slices.IndexFunc(entries, func(at float64) bool { return now-at < window })
@@ -278,17 +325,14 @@ func (m *Model) decideLog(now float64, a Attempt, e Entry) step {
 	return s
 }
 
-// logEntries returns the stored entries of a log. A value left by a token bucket may
-// have admitted a whole limit just now, so it becomes one.
-func (m *Model) logEntries(now float64, key string, n, window float64) []float64 {
+// logEntries returns the entries of a log, and whether they differ from what is
+// stored: a value left by a token bucket may have admitted a whole limit just now.
+func (m *Model) logEntries(now float64, key string, n float64) (entries []float64, moved bool) {
 	if v, ok := m.logs[key]; ok {
-		return v.entries
+		return v.entries, false
 	}
 	if _, ok := m.buckets[key]; !ok {
-		return nil
+		return nil, false
 	}
-	entries := slices.Repeat([]float64{now}, int(n))
-	delete(m.buckets, key)
-	m.logs[key] = logValue{entries: entries, expires: now + (math.Ceil(window/1000)+1)*1000}
-	return entries
+	return slices.Repeat([]float64{now}, int(n)), true
 }

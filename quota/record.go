@@ -14,6 +14,9 @@ const (
 	Drift = 5e-4
 	drift = 1 + Drift
 
+	// longestWait is the longest wait that an outcome states, in microseconds.
+	longestWait = 9e15
+
 	// markWrap is what accumulators count modulo. It is a multiple of
 	// narrowWrap, so that a narrow mark is a wide one modulo narrowWrap.
 	markWrap   = 4e15
@@ -32,30 +35,24 @@ const (
 // its last charge, given the limit and the region's floor of it.
 //
 // An absent bucket reads as the ghost, the level of a bucket nobody uses. A bucket
-// may therefore vanish only when its level has reached the ghost's, whatever the
-// shares did meanwhile. Every refill narrows the distance unless it goes into room
-// that a growing share has made, and that room is bounded: with capacities split in
-// proportion to refills (and rounded to whole tokens), the refill since the charge
-// must have outgrown the capacity after
+// may therefore vanish only when its level is the ghost's and stays so, whatever the
+// shares did meanwhile. It is from the first instant s at which the refill since the
+// charge is as much as the capacity c(s): the ghost was cut to c(s) then, and from
+// there on both gain the same. A share holds c <= r*C/R + one token and r >= floor
+// refill (and one milli-token where there is capacity at all), so a share that is to
+// stay ahead of its own refill G needs r > (G - 1 token)*R/C. That is the floor until
+// G = floor*C/R + 1 token, and from then on r can grow by no more than the factor e
+// in each C/R, until it is R:
 //
-//	(floor + 1 token)/floor refill + ln(capacity/floor) * capacity/refill
-//
-// because a share that is to stay ahead of its own refill can grow by no more than
-// the factor e in each capacity/refill. A floor below one token counts as one token.
+//	C/R + 1 token/floor refill + ln(R/floor refill) * C/R
 func BucketLife(limit Limit, floor Share) time.Duration {
 	if limit.Refill <= 0 || limit.Capacity <= 0 {
 		return maxBucketLife
 	}
 	full := float64(limit.Capacity) / float64(limit.Refill) * limit.Period.Seconds()
-	c, r := float64(floor.Capacity), float64(floor.Refill)
-	if floor.Capacity < Token || floor.Refill <= 0 {
-		c = math.Min(float64(Token), float64(limit.Capacity))
-		r = float64(limit.Refill) * c / float64(limit.Capacity)
-	}
-	seconds := (c + float64(Token)) / r * limit.Period.Seconds()
-	if float64(limit.Capacity) > c {
-		seconds += math.Log(float64(limit.Capacity)/c) * full
-	}
+	least := float64(min(max(floor.Refill, 1), limit.Refill))
+	// Three milli-tokens more for what rounding may hold back.
+	seconds := full + float64(Token+3)/least*limit.Period.Seconds() + math.Log(float64(limit.Refill)/least)*full
 	seconds *= drift
 	if seconds >= maxBucketLife.Seconds() {
 		return maxBucketLife
@@ -66,11 +63,15 @@ func BucketLife(limit Limit, floor Share) time.Duration {
 // maxBucketLife bounds how long an idle key can stay in the store.
 const maxBucketLife = 5 * 366 * 24 * time.Hour
 
+// longestStep is by how much a clock may step back without being taken for one that
+// has gone far ahead, in the narrow form.
+const longestStep = 2 * time.Hour
+
 // narrow reports whether a bucket of the limit fits the form that Redis keeps as
 // one integer: nine digits of level and nine of the accumulator. The accumulator
-// must not travel half its range while a bucket lives.
+// must not travel half its range while a bucket lives, nor in a step of the clock.
 func narrow(limit Limit, life time.Duration) bool {
-	travelled := float64(limit.Refill) / limit.Period.Seconds() * life.Seconds()
+	travelled := float64(limit.Refill) / limit.Period.Seconds() * max(life, longestStep).Seconds()
 	return limit.Capacity < 450_000*Token && travelled < narrowWrap/2
 }
 
@@ -132,7 +133,7 @@ func newRecord(g Grant, epoch Epoch, now, hot float64) record {
 
 // settled returns the record of the grant after what the old one has accrued was
 // settled: rules E1, E2 and W2.
-func (r record) settled(g Grant, epoch Epoch, now float64) record {
+func (r record) settled(g Grant, epoch Epoch, now, leaseEnd float64) record {
 	n := newRecord(g, epoch, now, 0)
 	if g.Algorithm == SlidingLog {
 		n.at, n.ghost = r.at, 0
@@ -146,26 +147,75 @@ func (r record) settled(g Grant, epoch Epoch, now float64) record {
 		return n
 	}
 	n.at = math.Max(now, r.at)
-	gained := math.Floor((n.at - r.at) * r.refill / (r.period * drift))
-	n.acc = math.Mod(r.acc+gained, markWrap)
-	n.ghost = math.Min(n.capacity, math.Min(r.capacity, r.ghost+gained)+float64(g.Gift))
+	exact, capacity := r.exact(n.at-r.at, now, leaseEnd)
+	gained := math.Floor(exact)
+	n.acc = math.Mod(r.acc+math.Mod(gained, markWrap), markWrap)
+	n.ghost = math.Min(capacity, r.ghost+gained)
+	// The milli-token under way goes on under the new refill, or a policy that is
+	// settled often would never refill. One that a full ghost was cut at goes back.
+	if n.refill > 0 {
+		if carry := math.Floor((exact - gained) * (n.period * drift) / n.refill); carry > 0 {
+			n.at -= carry
+			if n.ghost == capacity && n.capacity > capacity {
+				n.ghost = math.Max(0, n.ghost-1)
+			}
+		}
+	}
+	n.ghost = math.Min(n.capacity, n.ghost+float64(g.Gift))
 	return n
 }
 
-// accrued returns what the record has gained since it was settled, the capacity in
-// force and the microseconds a milli-token takes. When the region's lease is over,
-// only the permanent part counts from its end on.
-func (r record) accrued(now, leaseEnd float64) (gained, capacity, slow float64) {
+// lapsed reports whether only the permanent part of the record counts.
+func (r record) lapsed(now, leaseEnd float64) bool {
+	return (r.permCapacity != r.capacity || r.permRefill != r.refill) && leaseEnd < now
+}
+
+// exact returns what the record gains in a time since it was settled, and the
+// capacity in force at its end. When the region's lease is over, only the permanent
+// part counts from there on.
+func (r record) exact(elapsed, now, leaseEnd float64) (gained, capacity float64) {
 	per := r.period * drift
-	capacity, slow = r.capacity, per/r.refill
-	elapsed := math.Max(0, now-r.at)
-	gained = math.Floor(elapsed * r.refill / per)
-	if (r.permCapacity != r.capacity || r.permRefill != r.refill) && leaseEnd < now {
-		leased := math.Min(elapsed, math.Max(0, leaseEnd-r.at))
-		before := leased * r.refill / per
-		after := (elapsed - leased) * r.permRefill / per
-		gained = math.Floor(before + after)
-		capacity, slow = math.Min(capacity, r.permCapacity), per/r.permRefill
+	if !r.lapsed(now, leaseEnd) {
+		return elapsed * r.refill / per, r.capacity
 	}
-	return gained, capacity, slow
+	leased := math.Min(elapsed, math.Max(0, leaseEnd-r.at))
+	before := leased * r.refill / per
+	after := (elapsed - leased) * r.permRefill / per
+	return before + after, math.Min(r.capacity, r.permCapacity)
+}
+
+// LowestTerms returns the refill as a fraction in lowest terms: so many milli-tokens
+// in so many microseconds. A limit that refills nothing has some fraction.
+func (l Limit) LowestTerms() (refill, period int64) {
+	refill, period = int64(l.Refill), l.Period.Microseconds()
+	if refill <= 0 || period <= 0 {
+		return 1, 1
+	}
+	a, b := refill, period
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return refill / a, period / a
+}
+
+// Scaling says how the quota of an overridden key follows from a share of its policy.
+type Scaling struct {
+	// A share's capacity counts Limit/Base.
+	Limit, Base Tokens
+	// Refill is how the key's refill rate relates to the policy's.
+	Refill float64
+	// Life is by what factor the key's bucket lives longer.
+	Life float64
+}
+
+// Scaling returns how the entry's quota follows from a share of its policy.
+func (e Entry) Scaling() Scaling {
+	s := Scaling{Limit: e.Limit.Capacity, Base: max(e.Base.Capacity, 1), Life: 1}
+	if e.Base.Refill > 0 && e.Limit.Period > 0 {
+		s.Refill = float64(e.Limit.Refill) / float64(e.Base.Refill) * (micros(e.Base.Period) / micros(e.Limit.Period))
+	}
+	if s.Refill > 0 {
+		s.Life = math.Max(1, float64(s.Limit)/float64(s.Base)/s.Refill)
+	}
+	return s
 }
