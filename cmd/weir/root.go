@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -29,6 +30,8 @@ func newRoot(stdout, stderr io.Writer, lookupEnv func(string) (string, bool)) *c
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Version:       app.Version(),
+		Args:          known,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			if err := app.BindEnv(cmd.Flags(), lookupEnv); err != nil {
 				return usageError{err}
@@ -46,6 +49,18 @@ func newRoot(stdout, stderr io.Writer, lookupEnv func(string) (string, bool)) *c
 		newCheck(env), newExplain(env), newVersion(env),
 	)
 	return root
+}
+
+// known refuses a word that is not a command, and names what may have been meant.
+func known(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("unknown command %q", args[0])
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		text += "; did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return usageError{errors.New(text)}
 }
 
 // logger writes to stderr: what a command prints for its user goes to stdout.

@@ -18,6 +18,12 @@ func newDev(env *environment) *cobra.Command {
 		Long: "Runs one coordinator and three regions in this process, each region with an embedded Redis.\n" +
 			"Nothing is kept and nobody has to log in: it is for trying Weir out, not for production.",
 		Args: noArgs,
+		PreRun: func(cmd *cobra.Command, _ []string) {
+			// A newcomer reads what dev mode prints; the logs are for those who ask.
+			if !cmd.Flags().Changed("log-level") {
+				env.logLevel = "warn"
+			}
+		},
 		RunE: serve(env, func(ctx context.Context, log *slog.Logger) error {
 			return app.RunDev(ctx, cfg, log, env.stdout)
 		}),
