@@ -20,13 +20,13 @@ import (
 // one line. BindEnv gives every flag an environment variable of the same name.
 
 // BindEnv sets the flags that were not given from the environment: --redis-prefix is
-// WEIR_REDIS_PREFIX. It returns an error that names the variable when its value is wrong.
+// WEIR_REDIS_PREFIX. An empty variable is as good as none. It returns an error that names the variable when its value is wrong.
 func BindEnv(fs *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var err error
 	fs.VisitAll(func(f *pflag.Flag) {
 		name := EnvName(f.Name)
 		value, ok := lookup(name)
-		if err != nil || f.Changed || !ok {
+		if err != nil || f.Changed || !ok || value == "" {
 			return
 		}
 		if setErr := fs.Set(f.Name, value); setErr != nil {

@@ -147,6 +147,7 @@ func (l *lifecycle) serve(ln net.Listener, cfg rpc.ServerConfig) error {
 	if err != nil {
 		return errors.Join(err, ln.Close())
 	}
+	l.log.Info("serving", "address", ln.Addr().String())
 	done := make(chan error, 1)
 	go func() {
 		err := server.Serve(ln)
