@@ -32,19 +32,23 @@ func (m *moody) set(stripe int, mood string) {
 }
 
 func (m *moody) before(ctx context.Context, a quota.Attempt) error {
+	delay := 20 * time.Millisecond // past the short deadline
 	switch m.mood(a.Stripe) {
+	case "":
+		return nil
 	case "broken":
 		return errBroken
 	case "lost":
 		return quota.ErrUninitialised
-	case "slow": // past every deadline, and then it runs
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	case "stuck":
+		delay = 80 * time.Millisecond // past every deadline
 	}
-	return nil
+	select {
+	case <-time.After(delay):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // All or nothing: whatever stripes fail, answer late or refuse, and whatever
@@ -57,6 +61,7 @@ func TestAllOrNothing(t *testing.T) {
 		for i := range modes {
 			modes[i] = rapid.SampledFrom([]quota.FailureMode{quota.FailClosed, quota.FailOpen, quota.FailLocal}).Draw(rt, "mode")
 		}
+		patience := rapid.SliceOfN(rapid.SampledFrom([]time.Duration{0, 50 * time.Millisecond}), 4, 4).Draw(rt, "deadline")
 		capacities := rapid.SliceOfN(rapid.Int64Range(0, 12), 4, 4).Draw(rt, "capacity")
 		type act struct {
 			cost  int64
@@ -69,7 +74,7 @@ func TestAllOrNothing(t *testing.T) {
 			}
 			return a
 		}), 1, 25).Draw(rt, "checks")
-		moods := []string{"", "", "", "", "slow", "broken", "lost"}
+		moods := []string{"", "", "", "slow", "stuck", "broken", "lost"}
 
 		var failure string // told outside: rapid wants its own goroutine
 		synctest.Test(t, func(t *testing.T) {
@@ -82,6 +87,7 @@ func TestAllOrNothing(t *testing.T) {
 					p = with(logPolicy("p3", quota.Tokens(capacities[i]), 1000*time.Hour), failing(modes[i]))
 				}
 				p.Key = []string{fmt.Sprint("k", i%3)} // p0 and p3 share a stripe
+				p.StoreDeadline = patience[i]
 				policies = append(policies, p)
 			}
 			b := setup(t, store, policies)
@@ -96,6 +102,9 @@ func TestAllOrNothing(t *testing.T) {
 				}
 				for stripe, mood := range stripes {
 					m.set(stripe, mood)
+					if mood == "slow" && waitsLong(policies, stripe, r) {
+						stripes[stripe] = "" // 20 ms are in time here
+					}
 				}
 				check := r
 				check.Cost = quota.Tokens(a.cost) * quota.Token
@@ -145,6 +154,16 @@ func stripeOf(p *quota.Policy, r quota.Request) int {
 	return quota.Stripe(testStripes, p, attrs)
 }
 
+// waitsLong reports whether every policy on the stripe has a deadline of 50 ms.
+func waitsLong(policies []*quota.Policy, stripe int, r quota.Request) bool {
+	for _, p := range policies {
+		if stripeOf(p, r) == stripe && p.StoreDeadline == 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // groupFits reports whether all quotas on the stripe of policies[i] have room.
 func groupFits(policies []*quota.Policy, i int, charged map[string]int64, capacities []int64, r quota.Request, cost int64) bool {
 	for j, p := range policies {
@@ -155,11 +174,11 @@ func groupFits(policies []*quota.Policy, i int, charged map[string]int64, capaci
 	return true
 }
 
-// settleSlow books the late charges of an admitted check: a slow stripe runs the
-// attempt after the deadline, and charges when everything on it fits.
+// settleSlow books the late charges of an admitted check: a slow or stuck stripe
+// runs the attempt after the deadline, and charges when everything on it fits.
 func settleSlow(policies []*quota.Policy, stripes map[int]string, charged map[string]int64, capacities []int64, r quota.Request, cost int64) {
 	for stripe, mood := range stripes {
-		if mood != "slow" {
+		if mood != "slow" && mood != "stuck" {
 			continue
 		}
 		for i, p := range policies {
