@@ -45,7 +45,7 @@ func newRoot(stdout, stderr io.Writer, lookupEnv func(string) (string, bool)) *c
 	root.PersistentFlags().StringVar(&env.logLevel, "log-level", "info", "debug, info, warn or error")
 	root.PersistentFlags().StringVar(&env.logFormat, "log-format", "text", "text or json")
 	root.AddCommand(
-		newDev(env), newRegional(env), newCoordinator(env),
+		newDev(env), newRegional(env), newCoordinator(env), newMigrate(env),
 		newCheck(env), newExplain(env), newVersion(env),
 	)
 	return root

@@ -60,17 +60,21 @@ func newCoordinator(env *environment) *cobra.Command {
 	return cmd
 }
 
-// serve runs a role. A wrong configuration is a wrong command line.
+// serve runs a role.
 func serve(env *environment, role func(context.Context, *slog.Logger) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, _ []string) error {
 		log, err := env.logger()
 		if err != nil {
 			return err
 		}
-		err = role(cmd.Context(), log)
-		if config := (*app.ConfigError)(nil); errors.As(err, &config) {
-			return usageError{err}
-		}
-		return err
+		return configured(role(cmd.Context(), log))
 	}
+}
+
+// configured makes a wrong setting what it is: a wrong command line.
+func configured(err error) error {
+	if config := (*app.ConfigError)(nil); errors.As(err, &config) {
+		return usageError{err}
+	}
+	return err
 }
