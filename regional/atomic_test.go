@@ -109,7 +109,7 @@ func TestAllOrNothing(t *testing.T) {
 				check := r
 				check.Cost = quota.Tokens(a.cost) * quota.Token
 				res := b.mustCheck(t, check)
-				time.Sleep(time.Second) // late answers and give-backs
+				pass(time.Second) // late answers and give-backs
 				synctest.Wait()
 				for _, p := range policies {
 					d := decision(t, res, p.ID)

@@ -51,7 +51,7 @@ func (e *Engine) ask(ctx context.Context, a quota.Attempt) *call {
 			err = fmt.Errorf("store answered %d of %d entries: %w", len(out.Verdicts), len(a.Entries), quota.ErrUnavailable)
 		}
 		c.outcome, c.err = out, err
-		e.deliver(c)
+		e.deliver(c) //nolint:contextcheck // a give-back outlives the check
 	})
 	return c
 }

@@ -141,7 +141,7 @@ func (e *Engine) settleAll(ctx context.Context, p *plan, timer *time.Timer, dead
 		g := &p.groups[i]
 		if g.failure != nil {
 			if g.call.abandoned {
-				e.settle(g.call, p.allowed)
+				e.settle(g.call, p.allowed) //nolint:contextcheck // a give-back outlives the check
 			}
 			continue
 		}

@@ -63,9 +63,10 @@
 // share/nodes, at least one token where the share has one, so all nodes of a region
 // together admit at most max(share, one token per node) at once and the share's
 // refill after that. A bucket starts full, because nobody knows what its quota had
-// left when the store went; so over the moment of the loss a quota can admit
-// up to twice its share's burst, never more. Before a node has seen a share it uses
-// the floor. Without a coordinator and for regional limits the share is the limit.
+// left when the store went. Store and local buckets each keep their bound over any
+// stretch of time, however often the store comes and goes, so both together admit at
+// most twice what the share allows. Before a node has seen a share it uses the
+// floor. Without a coordinator and for regional limits the share is the limit.
 //
 // Local memory is bounded (Config.LocalKeys). A bucket that denies is never dropped
 // for another key, so random keys do not end a denial; when nothing may be dropped,

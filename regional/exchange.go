@@ -3,6 +3,7 @@ package regional
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -103,6 +104,7 @@ func (a *Agent) nextReport(instr quota.Instructions) time.Duration {
 // full reports it leaves out what the coordinator knows already.
 func (a *Agent) buildReport(ctx context.Context, state quota.DatasetState) (quota.Report, error) {
 	ids := a.reportable()
+	a.forgetOthers(ids)
 	if err := a.readHeld(ctx, ids); err != nil {
 		return quota.Report{}, err
 	}
@@ -144,6 +146,16 @@ func (a *Agent) reportable() []string {
 	}
 	slices.Sort(ids)
 	return ids
+}
+
+// forgetOthers drops what is remembered of policies that are gone.
+func (a *Agent) forgetOthers(ids []string) {
+	gone := func(id string, _ quota.QuotaReport) bool {
+		_, here := slices.BinarySearch(ids, id)
+		return !here
+	}
+	maps.DeleteFunc(a.held, gone)
+	maps.DeleteFunc(a.reported, gone)
 }
 
 // readHeld fills a.held for ids. Only this agent changes what is held, so most

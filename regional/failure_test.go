@@ -75,7 +75,7 @@ func TestFailureModes(t *testing.T) {
 					if got := b.metric(t, "weir_degraded", nil); got != 1 {
 						t.Errorf("degraded gauge is %v", got)
 					}
-					time.Sleep(11 * time.Second)
+					pass(11 * time.Second)
 					if b.Health().Degraded {
 						t.Error("still degraded 11 s later")
 					}
@@ -250,7 +250,7 @@ func TestOverloadTakesFailureModeAtOnce(t *testing.T) {
 		if got := b.metric(t, "weir_store_failures_total", map[string]string{"kind": "overloaded"}); got != 8 {
 			t.Errorf("counted %v", got)
 		}
-		time.Sleep(2 * time.Minute) // let the calls run into their own end
+		pass(2 * time.Minute) // let the calls run into their own end
 	})
 }
 
@@ -271,7 +271,7 @@ func TestLocalModeIsThisNodesPart(t *testing.T) {
 					for i := range nodes {
 						nodes[i] = setup(t, store, []*quota.Policy{p}, func(cfg *regional.Config) { cfg.Nodes = func() int { return n } })
 					}
-					for end := time.Now().Add(d); ; time.Sleep(100 * time.Millisecond) {
+					for end := time.Now().Add(d); ; pass(100 * time.Millisecond) {
 						for _, node := range nodes {
 							for node.mustCheck(t, request()).Allowed {
 								total++
@@ -355,17 +355,53 @@ func TestFailedGiveBackIsCountedAndErrsOnTheSideOfTheLimit(t *testing.T) {
 				if b.mustCheck(t, r).Allowed {
 					t.Fatal("want denied")
 				}
-				time.Sleep(time.Second)
+				pass(time.Second)
 				if got := b.remaining(t, r, "other"); got != c.left {
 					t.Errorf("%d left, want %d", got, c.left)
 				}
-				if store.refunds != c.tries {
-					t.Errorf("%d tries, want %d", store.refunds, c.tries)
-				}
+				store.set(func(s *memStore) {
+					if s.refunds != c.tries {
+						t.Errorf("%d tries, want %d", s.refunds, c.tries)
+					}
+				})
 				if got := b.metric(t, "weir_give_backs_total", map[string]string{"result": "failed"}); got != 1 {
 					t.Errorf("counted %v", got)
 				}
 			})
 		})
 	}
+}
+
+// However often the store comes and goes, store and local buckets together admit
+// at most twice the share's bound; the argument is in doc.go.
+func TestFlappingStoreStaysWithinTwiceTheBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newMemStore()
+		p := with(bucket("p", 20, 60), failing(quota.FailLocal))
+		nodes := make([]*bundle, 2)
+		for i := range nodes {
+			nodes[i] = setup(t, store, []*quota.Policy{p}, func(c *regional.Config) { c.Nodes = func() int { return 2 } })
+		}
+		admitted, start := 0, time.Now()
+		for i := range 300 {
+			store.set(func(s *memStore) {
+				s.before = nil
+				if i%7 < 3 || i > 100 && i < 200 {
+					s.before = broken
+				}
+			})
+			for _, node := range nodes {
+				for node.mustCheck(t, request()).Allowed {
+					admitted++
+				}
+			}
+			pass(time.Second)
+			if bound := 2 * (20 + int(time.Since(start).Seconds())); admitted > bound {
+				t.Fatalf("after %v admitted %d, bound %d", time.Since(start), admitted, bound)
+			}
+		}
+		if admitted < 300 {
+			t.Errorf("admitted only %d", admitted)
+		}
+	})
 }

@@ -270,6 +270,9 @@ func (s *memStore) HoldAgent(_ context.Context, node string, ttl time.Duration) 
 	return true, nil
 }
 
+// pass lets d go by; in a synctest bubble it takes no time.
+func pass(d time.Duration) { <-time.After(d) }
+
 var errBroken = errors.New("connection reset")
 
 // hang makes attempts wait for the channel (or their context) before they run.
@@ -298,7 +301,14 @@ type option func(*regional.Config)
 
 func setup(tb testing.TB, store *memStore, policies []*quota.Policy, options ...option) *bundle {
 	tb.Helper()
-	b := &bundle{store: store, reg: prometheus.NewRegistry()}
+	b := setupOver(tb, store, policies, options...)
+	b.store = store
+	return b
+}
+
+func setupOver(tb testing.TB, store regional.Store, policies []*quota.Policy, options ...option) *bundle {
+	tb.Helper()
+	b := &bundle{reg: prometheus.NewRegistry()}
 	cfg := regional.Config{
 		Store: store, Stripes: testStripes, Registerer: b.reg,
 		Floor: func(p *quota.Policy) quota.Share {

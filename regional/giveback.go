@@ -33,7 +33,7 @@ func (r *returning) slot(hash uint64) *atomic.Int32 { return &r.slots[hash%uint6
 func (e *Engine) giveBackAll(ctx context.Context, calls []*call, timer *time.Timer) {
 	done := make(chan struct{}, len(calls))
 	for _, c := range calls {
-		e.background.Go(func() {
+		e.background.Go(func() { //nolint:contextcheck // a give-back outlives the check
 			e.giveBack(c)
 			done <- struct{}{}
 		})
