@@ -29,6 +29,14 @@ func TestReportedDemand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := globalBucket("p", 1000, 1)
 		store, co := newMemStore().initialised(), &scribe{}
+		const granting = 10
+		co.answer = func(n int, r quota.Report) (quota.Instructions, error) {
+			in := quota.Instructions{Gen: r.Gen, Epoch: 1}
+			if n == granting {
+				in.Grants = []quota.Grant{grant(p, 1, 100)}
+			}
+			return in, nil
+		}
 		n1, n2 := setup(t, store, []*quota.Policy{p}), setup(t, store, []*quota.Policy{p})
 		startAgent(t, n1, co, "n1")
 		synctest.Wait()
@@ -64,6 +72,10 @@ func TestReportedDemand(t *testing.T) {
 		near("busiest", q.Demand, 40)
 		near("total", q.Total, 80)
 		near("admitted", q.Admitted, 40) // the hot key's 100 are long gone
+		before, ack := co.heard()[granting].Quotas[0], co.heard()[granting+1].Quotas[0]
+		if ack.Version != 1 || ack.Total != before.Total || before.Total == 0 {
+			t.Errorf("the acknowledgement %+v tells of another demand than %+v", ack, before)
+		}
 		// What stops is reported once more, as nothing.
 		pass(5 * time.Second)
 		quiet := co.last(t)

@@ -181,8 +181,8 @@ func TestOldEpochsAndOtherDatasetsAreRefused(t *testing.T) {
 		startAgent(t, b, co, "n1")
 		pass(5 * time.Second)
 		store.set(func(s *memStore) {
-			if s.epoch != 9 || len(s.held) != 0 {
-				t.Errorf("epoch %d, held %v", s.epoch, s.held)
+			if s.epoch != 9 || len(s.held) != 0 || !slices.Equal(s.applied, []quota.Epoch{9}) {
+				t.Errorf("epoch %d, held %v, the store was asked for epochs %v", s.epoch, s.held, s.applied)
 			}
 		})
 		if got := b.metric(t, "weir_agent_instructions_refused_total", nil); got != 2 {

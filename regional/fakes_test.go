@@ -43,7 +43,7 @@ type memStore struct {
 	agent   string
 	until   time.Time
 	failing error // of every dataset operation
-	applies int
+	applied []quota.Epoch // asked for, refused or not
 	adds    int
 }
 
@@ -165,10 +165,10 @@ func (s *memStore) Apply(_ context.Context, epoch quota.Epoch, gen string, grant
 	if s.failing != nil {
 		return s.failing
 	}
+	s.applied = append(s.applied, epoch)
 	if gen != s.regions[0] || epoch < s.epoch {
 		return fmt.Errorf("gen %q epoch %d: %w", gen, epoch, quota.ErrFenced)
 	}
-	s.applies++
 	for stripe := range testStripes {
 		keys := make([]string, len(grants))
 		for i := range grants {
