@@ -1,0 +1,477 @@
+package coordinator_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/weirhq/weir/coordinator"
+	"github.com/weirhq/weir/coordinator/memory"
+	"github.com/weirhq/weir/quota"
+)
+
+var three = []quota.Region{"us-east", "eu-west", "ap-south"}
+
+func perMinute(id string, n int64) *quota.Policy {
+	t := quota.Tokens(n) * quota.Token
+	return &quota.Policy{ID: id, Algorithm: quota.TokenBucket, Limit: quota.Limit{Capacity: t, Refill: t, Period: time.Minute}}
+}
+
+func newCoordinator(t *testing.T, cfg coordinator.Config) *coordinator.Coordinator {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	if cfg.Regions == nil {
+		cfg.Regions = three
+	}
+	if cfg.Ledger == nil {
+		cfg.Ledger = memory.NewComplete()
+	}
+	c, err := coordinator.New(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// fakeRegion reports, applies what it is told, and offers a rate of demand.
+type fakeRegion struct {
+	name    quota.Region
+	gen     string
+	demand  float64
+	mu      sync.Mutex
+	epoch   quota.Epoch
+	shares  map[quota.ID]quota.Grant
+	reports int
+	fresh   bool
+}
+
+func newRegion(name quota.Region, demand float64) *fakeRegion {
+	return &fakeRegion{name: name, gen: "gen-" + string(name), demand: demand, shares: map[quota.ID]quota.Grant{}}
+}
+
+func (r *fakeRegion) share(id string) quota.Share {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.shares[quota.ID{Policy: id}].Share
+}
+
+// exchange reports once and applies the answer.
+func (r *fakeRegion) exchange(ctx context.Context, c *coordinator.Coordinator) (quota.Instructions, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reports++
+	rep := quota.Report{Region: r.name, Gen: r.gen, Epoch: r.epoch, SentAt: int64(r.reports), Revision: 1, Full: true}
+	for id, g := range r.shares {
+		rep.Quotas = append(rep.Quotas, quota.QuotaReport{
+			ID: id, Version: g.Version, Share: g.Share, Period: g.Limit.Period, Demand: r.demand, Total: r.demand, Drained: true,
+		})
+	}
+	answer, err := c.Report(ctx, rep)
+	if err != nil {
+		return answer, err
+	}
+	r.epoch, r.fresh = answer.Epoch, r.fresh || answer.Fresh
+	for _, g := range answer.Grants {
+		if g.Version > r.shares[g.ID].Version {
+			r.shares[g.ID] = g
+		}
+	}
+	return answer, nil
+}
+
+func (r *fakeRegion) run(ctx context.Context, c *coordinator.Coordinator) {
+	for {
+		answer, err := r.exchange(ctx, c)
+		wait := time.Second
+		if err == nil && answer.NextReport > 0 {
+			wait = answer.NextReport
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// Traffic of 80/10/10 at 95 % of the limit: after one rebalance every region has
+// what it needs, and at no instant do the shares in use exceed the limit.
+func TestOneRebalanceFollowsTheTraffic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rebalanced := make(chan coordinator.Rebalance, 100)
+		c := newCoordinator(t, coordinator.Config{
+			Interval: time.Second, OnRebalance: func(r coordinator.Rebalance) { rebalanced <- r },
+		})
+		policy := perMinute("api", 1000)
+		if err := c.SetPolicies(1, []*quota.Policy{policy}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		var regions []*fakeRegion
+		for i, part := range []float64{0.8, 0.1, 0.1} {
+			r := newRegion(three[i], 0.95*1000/60*part)
+			regions = append(regions, r)
+			wg.Go(func() { r.run(ctx, c) })
+		}
+		wg.Go(func() {
+			if err := c.Run(ctx); err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		})
+		check := func() (sum quota.Share) {
+			for _, r := range regions {
+				sum = sum.Add(r.share("api"))
+			}
+			if !sum.Within(policy.Limit.Share()) {
+				t.Errorf("shares in use sum to %v", sum)
+			}
+			return sum
+		}
+		// The regions' demand is known from their first report with shares on; the
+		// first rebalance after that has to do.
+		for len(rebalanced) == 0 || len((<-rebalanced).Changes) == 0 {
+			time.Sleep(10 * time.Millisecond)
+			check()
+		}
+		for range 100 { // shrink, acknowledge, grow
+			time.Sleep(10 * time.Millisecond)
+			check()
+		}
+		for _, r := range regions {
+			if has, needs := float64(r.share("api").Refill), r.demand*60*1000; has < needs {
+				t.Errorf("%s is offered %v and has %v", r.name, needs, has)
+			}
+		}
+		if sum := check(); sum != policy.Limit.Share() {
+			t.Errorf("in steady state %v of %v are in use", sum, policy.Limit.Share())
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+func TestUnknownRegionIsToldTheKnownOnes(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	c := newCoordinator(t, coordinator.Config{Registerer: reg})
+	_, err := c.Report(t.Context(), quota.Report{Region: "mars", Gen: "g"})
+	if !errors.Is(err, quota.ErrInvalid) || !strings.Contains(err.Error(), `"mars"`) || !strings.Contains(err.Error(), "ap-south, eu-west, us-east") {
+		t.Errorf("got %v", err)
+	}
+	want := "# HELP weir_coordinator_refused_reports_total Reports of regions that were refused, by reason.\n" +
+		"# TYPE weir_coordinator_refused_reports_total counter\n" +
+		"weir_coordinator_refused_reports_total{reason=\"fenced\"} 0\nweir_coordinator_refused_reports_total{reason=\"invalid\"} 1\n"
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "weir_coordinator_refused_reports_total"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestImpossibleNumbersAreRefused(t *testing.T) {
+	c := newCoordinator(t, coordinator.Config{})
+	id := quota.ID{Policy: "api"}
+	for name, q := range map[string]quota.QuotaReport{
+		"negative demand": {ID: id, Demand: -5}, "NaN": {ID: id, Demand: math.NaN()}, "infinity": {ID: id, Total: math.Inf(1)},
+		"2^62 tokens": {ID: id, Hold: 1 << 62}, "negative share": {ID: id, Share: quota.Share{Capacity: -1}},
+		"negative version": {ID: id, Version: -1}, "no policy": {},
+	} {
+		_, err := c.Report(t.Context(), quota.Report{Region: "us-east", Gen: "g", Quotas: []quota.QuotaReport{q}})
+		if !errors.Is(err, quota.ErrInvalid) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	l := memory.NewComplete()
+	for name, cfg := range map[string]coordinator.Config{
+		"Regions is empty":          {Ledger: l},
+		"names a region twice":      {Ledger: l, Regions: []quota.Region{"a", "b", "a"}},
+		"a region without name":     {Ledger: l, Regions: []quota.Region{""}},
+		"Interval 10ms is under 1s": {Ledger: l, Regions: three, Interval: 10 * time.Millisecond},
+		"Ledger is missing":         {Regions: three},
+	} {
+		if _, err := coordinator.New(t.Context(), cfg); !errors.Is(err, quota.ErrInvalid) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+// brokenLedger fails commits while told to.
+type brokenLedger struct {
+	*memory.Ledger
+	err error
+}
+
+func (l *brokenLedger) Commit(ctx context.Context, e quota.Epoch, b coordinator.Batch) error {
+	if l.err != nil {
+		return l.err
+	}
+	return l.Ledger.Commit(ctx, e, b)
+}
+
+// L1: what is not committed is not granted; reports are answered all the same.
+func TestNothingIsGrantedThatIsNotCommitted(t *testing.T) {
+	l := &brokenLedger{Ledger: memory.NewComplete(), err: quota.ErrUnavailable}
+	c := newCoordinator(t, coordinator.Config{Ledger: l})
+	if err := c.SetPolicies(1, []*quota.Policy{perMinute("api", 1000)}); err != nil {
+		t.Fatal(err)
+	}
+	r := newRegion("us-east", 1)
+	for range 3 {
+		answer, err := r.exchange(t.Context(), c)
+		if err != nil || len(answer.Grants) > 0 {
+			t.Fatalf("answered %+v, %v", answer, err)
+		}
+	}
+	l.err = nil
+	if answer, err := r.exchange(t.Context(), c); err != nil || len(answer.Grants) != 1 {
+		t.Fatalf("answered %+v, %v", answer, err)
+	}
+}
+
+func TestALaterLeaderFencesAnEarlierOne(t *testing.T) {
+	l := memory.NewComplete()
+	old := newCoordinator(t, coordinator.Config{Ledger: l})
+	later := newCoordinator(t, coordinator.Config{Ledger: l})
+	r := newRegion("us-east", 1)
+	if err := old.SetPolicies(1, []*quota.Policy{perMinute("api", 10)}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.exchange(t.Context(), old); !errors.Is(err, quota.ErrFenced) {
+		t.Errorf("the earlier one answers: %v", err)
+	}
+	if err := old.Run(t.Context()); !errors.Is(err, quota.ErrFenced) {
+		t.Errorf("its loop ends with %v", err)
+	}
+	if _, err := r.exchange(t.Context(), later); err != nil {
+		t.Errorf("the later one: %v", err)
+	}
+}
+
+func TestOnlyRegionsWithoutAPastAreFresh(t *testing.T) {
+	c := newCoordinator(t, coordinator.Config{})
+	if err := c.SetPolicies(1, []*quota.Policy{perMinute("api", 1000)}); err != nil {
+		t.Fatal(err)
+	}
+	r := newRegion("us-east", 1)
+	for range 3 {
+		if _, err := r.exchange(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !r.fresh || r.share("api") == (quota.Share{}) {
+		t.Fatalf("first dataset: fresh %v, share %v", r.fresh, r.share("api"))
+	}
+	was := r.share("api")
+	second := newRegion("us-east", 1)
+	second.gen = "another"
+	for range 3 {
+		if _, err := second.exchange(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if second.fresh {
+		t.Error("a dataset that replaces another is called fresh")
+	}
+	if got := second.share("api"); got != was {
+		t.Errorf("after the loss the region is sent %v, it had %v", got, was)
+	}
+	if g := second.shares[quota.ID{Policy: "api"}]; g.Gift != 0 {
+		t.Errorf("tokens are given a second time: %v", g.Gift)
+	}
+}
+
+// A coordinator whose ledger was in memory starts with nothing: the split stays as
+// it is until every region was heard, and then on.
+func TestALostLedgerIsLearntFromTheRegions(t *testing.T) {
+	policy := perMinute("api", 1000)
+	first := newCoordinator(t, coordinator.Config{Ledger: memory.NewAfter(10)})
+	regions := make([]*fakeRegion, 0, len(three))
+	for _, name := range three {
+		regions = append(regions, newRegion(name, 1))
+	}
+	exchangeAll := func(c *coordinator.Coordinator, regions []*fakeRegion) {
+		for range 4 {
+			for _, r := range regions {
+				if _, err := r.exchange(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if err := first.SetPolicies(1, []*quota.Policy{policy}); err != nil {
+		t.Fatal(err)
+	}
+	exchangeAll(first, regions)
+	var before [3]quota.Share
+	for i, r := range regions {
+		before[i] = r.share("api")
+	}
+	second := newCoordinator(t, coordinator.Config{Ledger: memory.NewAfter(0)}) // behind the regions' epoch
+	if err := second.SetPolicies(1, []*quota.Policy{policy}); err != nil {
+		t.Fatal(err)
+	}
+	exchangeAll(second, regions[:2])
+	if s := second.Status(); !s.Recovering {
+		t.Error("it does not wait for the third region")
+	}
+	exchangeAll(second, regions)
+	s := second.Status()
+	if s.Recovering {
+		t.Error("it still waits")
+	}
+	for i, r := range regions {
+		if got := r.share("api"); got != before[i] {
+			t.Errorf("%s had %v and has %v", r.name, before[i], got)
+		}
+	}
+	if un := s.Quotas[0].Unallocated; un != (quota.Share{}) {
+		t.Errorf("unallocated %v", un)
+	}
+}
+
+func TestARemovedRegionGivesBackWhatItHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := memory.NewComplete()
+		policy := perMinute("api", 999)
+		c := newCoordinator(t, coordinator.Config{Ledger: l, Interval: time.Second})
+		regions := []*fakeRegion{newRegion(three[0], 5), newRegion(three[1], 5), newRegion(three[2], 5)}
+		run := func(c *coordinator.Coordinator, for_ time.Duration) {
+			if err := c.SetPolicies(1, []*quota.Policy{policy}); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), for_)
+			defer cancel()
+			var wg sync.WaitGroup
+			for _, r := range regions {
+				wg.Go(func() { r.run(ctx, c) })
+			}
+			wg.Go(func() { _ = c.Run(ctx) })
+			wg.Wait()
+		}
+		run(c, 5*time.Second)
+		c = newCoordinator(t, coordinator.Config{Ledger: l, Interval: time.Second, Regions: three[:2]})
+		run(c, 5*time.Second)
+		if got := regions[2].share("api"); got != (quota.Share{}) {
+			t.Errorf("the region that left has %v", got)
+		}
+		sum := regions[0].share("api").Add(regions[1].share("api"))
+		if sum != policy.Limit.Share() {
+			t.Errorf("the others have %v of %v", sum, policy.Limit.Share())
+		}
+	})
+}
+
+func TestPoliciesThatAreNotSplitArePassedOver(t *testing.T) {
+	c := newCoordinator(t, coordinator.Config{})
+	regional, unlimited, slots := perMinute("a", 1), perMinute("b", 1), perMinute("c", 1)
+	regional.Scope, unlimited.Unlimited, slots.Algorithm = quota.Regional, true, quota.Concurrency
+	if err := c.SetPolicies(3, []*quota.Policy{regional, unlimited, slots}); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(c.Status().Quotas); n != 0 {
+		t.Errorf("%d quotas are split", n)
+	}
+	if err := c.SetPolicies(2, nil); !errors.Is(err, quota.ErrConflict) {
+		t.Errorf("an earlier revision: %v", err)
+	}
+}
+
+func TestStatusIsJSON(t *testing.T) {
+	c := newCoordinator(t, coordinator.Config{})
+	if err := c.SetPolicies(1, []*quota.Policy{perMinute("api", 1000)}); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(c.Status())
+	if err != nil || !strings.Contains(string(text), `"region":"us-east"`) || !strings.Contains(string(text), `"effective":true`) {
+		t.Errorf("%s, %v", text, err)
+	}
+}
+
+// manyPolicies is a machine with n policies over five regions that follow it.
+func manyPolicies(tb testing.TB, n int) (*coordinator.Machine, []quota.Report, time.Time) {
+	tb.Helper()
+	now := time.Unix(1_700_000_000, 0)
+	var names []quota.Region
+	for i := range 5 {
+		names = append(names, quota.Region(fmt.Sprint("r", i)))
+	}
+	m := coordinator.NewMachine(now, time.Second, names, coordinator.Snapshot{Epoch: 1})
+	policies := make([]*quota.Policy, n)
+	for i := range policies {
+		policies[i] = perMinute(fmt.Sprintf("p%05d", i), 1000)
+	}
+	if err := m.SetPolicies(now, 1, policies); err != nil {
+		tb.Fatal(err)
+	}
+	m.Committed(m.Pending())
+	var reports []quota.Report
+	for _, name := range names {
+		rep := quota.Report{Region: name, Gen: "g", Epoch: 1, Full: true}
+		for _, q := range m.Status(now).Quotas {
+			for _, s := range q.Regions {
+				if s.Region == name {
+					rep.Quotas = append(rep.Quotas, quota.QuotaReport{ID: q.ID, Version: s.Version, Share: s.Sent, Period: time.Minute, Drained: true, Demand: 3})
+				}
+			}
+		}
+		if err := m.Report(now, rep); err != nil {
+			tb.Fatal(err)
+		}
+		reports = append(reports, rep)
+	}
+	m.Committed(m.Pending())
+	return m, reports, now
+}
+
+func TestTenThousandPoliciesAreSplitInTime(t *testing.T) {
+	m, _, now := manyPolicies(t, 10_000)
+	start := time.Now()
+	result, done := m.Tick(now.Add(time.Second))
+	if !done || result.Quotas != 10_000 {
+		t.Fatalf("%v, %d quotas", done, result.Quotas)
+	}
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("one rebalance took %v", took)
+	}
+	if !m.Pending().Empty() {
+		t.Error("demand that fits is written to the ledger")
+	}
+}
+
+func BenchmarkRebalance(b *testing.B) {
+	for _, n := range []int{1_000, 10_000, 100_000} {
+		b.Run(fmt.Sprintf("policies=%d", n), func(b *testing.B) {
+			m, _, now := manyPolicies(b, n)
+			for b.Loop() {
+				now = now.Add(time.Second)
+				m.Tick(now)
+			}
+		})
+	}
+}
+
+func BenchmarkReportOfOneQuotaAmong10k(b *testing.B) {
+	m, reports, now := manyPolicies(b, 10_000)
+	rep := reports[0]
+	rep.Full, rep.Quotas = false, rep.Quotas[:1]
+	b.ReportAllocs()
+	for b.Loop() {
+		now = now.Add(time.Millisecond)
+		if err := m.Report(now, rep); err != nil {
+			b.Fatal(err)
+		}
+		m.Instructions(rep)
+	}
+}

@@ -1,0 +1,2 @@
+// Package coordinator divides global limits between regions.
+package coordinator

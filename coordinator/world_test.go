@@ -1,0 +1,560 @@
+package coordinator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/weirhq/weir/coordinator"
+	"github.com/weirhq/weir/coordinator/memory"
+	"github.com/weirhq/weir/quota"
+)
+
+// mutant is one way to break the protocol. The suite must notice each.
+type mutant struct {
+	name string
+	// growBeforeShrink hands out targets as soon as they are computed.
+	growBeforeShrink bool
+	// noVersionCheck: regions apply whatever arrives last.
+	noVersionCheck bool
+	// noEpochCheck: regions go on listening to earlier leaders.
+	noEpochCheck bool
+	// volatileIsEmpty takes a lost ledger for a new one.
+	volatileIsEmpty bool
+	// noDrain: regions report a log as drained when its share has shrunk.
+	noDrain bool
+	// ackOnReceipt: regions acknowledge grants that they apply later.
+	ackOnReceipt bool
+	// lossRestoresShare: a region that lost its data goes on with the whole limit's even part.
+	lossRestoresShare bool
+	// sendBeforePersist: a commit's result is not waited for, and the ledger keeps nothing of some.
+	sendBeforePersist bool
+}
+
+// world is a coordinator, its ledger, K regions and a network, in virtual time.
+// Everything in it follows from the seed.
+type world struct {
+	rng     *rand.Rand
+	mutant  mutant
+	faults  bool
+	now     time.Time
+	names   []quota.Region
+	regions map[quota.Region]*simRegion
+	flight  []message
+
+	ledger   *memory.Ledger
+	rows     map[coordinator.RowKey]coordinator.Row // as committed
+	epoch    quota.Epoch
+	machine  *coordinator.Machine
+	policies map[string]*quota.Policy
+	revision int64
+	// envelope is what may be in use of a policy: the limit, or a larger earlier
+	// one until the lower one is effective.
+	envelope map[string]envelope
+	// added is when a policy came (back): logs may hold entries of its former self.
+	added map[string]time.Time
+	// overtaken is true when a limit changed while a commit had failed.
+	failed, overtaken bool
+	commits, grants   int
+	nextGen           int
+	lost              int // ledgers
+	err               error
+}
+
+type envelope struct{ capacity, rate float64 }
+
+// message is under way until at. Either report or answer is set.
+type message struct {
+	at     time.Time
+	report *quota.Report
+	answer *quota.Instructions
+	to     quota.Region
+}
+
+// simRegion keeps share records as the stores do.
+type simRegion struct {
+	name       quota.Region
+	gen        string
+	epoch      quota.Epoch
+	records    map[quota.ID]*simRecord
+	view       map[string]*quota.Policy
+	revision   int64
+	clock      int64
+	nextReport time.Time
+	wantFull   bool
+	late       []quota.Instructions // answers acknowledged and not applied, by the mutant
+	acked      map[quota.ID]quota.Grant
+	entries    map[string][]entry // of logs; what was really admitted
+	lostAt     time.Time
+	demand     float64
+	exact      bool // reports the count of logs, else waits a window
+}
+
+type simRecord struct {
+	epoch    quota.Epoch
+	version  int64
+	share    quota.Share
+	log      bool
+	period   time.Duration
+	hold     quota.Tokens
+	shrunkAt time.Time
+}
+
+type entry struct {
+	at time.Time
+	n  quota.Tokens
+}
+
+func newWorld(seed uint64, regions int, lossy bool, mu mutant) *world {
+	w := &world{
+		rng: rand.New(rand.NewPCG(seed, 7)), mutant: mu, faults: true, now: time.Unix(1_700_000_000, 0),
+		regions: map[quota.Region]*simRegion{}, rows: map[coordinator.RowKey]coordinator.Row{},
+		policies: map[string]*quota.Policy{}, envelope: map[string]envelope{}, added: map[string]time.Time{},
+	}
+	for i := range regions {
+		name := quota.Region(fmt.Sprint("r", i))
+		w.names = append(w.names, name)
+		w.regions[name] = &simRegion{
+			name: name, records: map[quota.ID]*simRecord{}, view: map[string]*quota.Policy{},
+			acked: map[quota.ID]quota.Grant{}, entries: map[string][]entry{}, exact: w.rng.IntN(2) == 0,
+			demand: w.rng.Float64() * 200,
+		}
+		w.newGen(w.regions[name])
+	}
+	w.ledger = memory.NewComplete()
+	if lossy {
+		w.ledger = memory.NewAfter(1_000_000)
+	}
+	w.start()
+	w.setPolicy("bucket", quota.TokenBucket)
+	w.setPolicy("log", quota.SlidingLog)
+	w.publish()
+	return w
+}
+
+func (w *world) newGen(r *simRegion) {
+	w.nextGen++
+	r.gen, r.epoch, r.wantFull = fmt.Sprint("gen", w.nextGen), 0, true
+}
+
+// start begins an epoch on the present ledger.
+func (w *world) start() {
+	s, err := w.ledger.Load(context.Background(), 0)
+	if err != nil {
+		w.err = err
+		return
+	}
+	if w.mutant.volatileIsEmpty && s.Lossy {
+		s.Lossy = false
+		for _, r := range w.regions {
+			s.Epoch = max(s.Epoch, r.epoch+1)
+		}
+		if s, err = w.ledger.Load(context.Background(), s.Epoch); err != nil {
+			w.err = err
+		}
+		s.Lossy = false
+	}
+	w.epoch = s.Epoch
+	w.machine = coordinator.NewMachine(w.now, time.Second, w.names, s)
+	w.publish()
+}
+
+func (w *world) publish() {
+	var list []*quota.Policy
+	for _, id := range []string{"bucket", "log"} {
+		if p := w.policies[id]; p != nil {
+			list = append(list, p)
+		}
+	}
+	if err := w.machine.SetPolicies(w.now, w.revision, list); err != nil {
+		w.err = err
+	}
+	w.commit()
+}
+
+// setPolicy adds a policy or changes its limit.
+func (w *world) setPolicy(id string, a quota.Algorithm) {
+	w.overtaken = w.overtaken || w.failed
+	p := &quota.Policy{ID: id, Algorithm: a}
+	if w.policies[id] == nil {
+		w.added[id] = w.now
+	}
+	p.Limit.Capacity = quota.Tokens(1+w.rng.IntN(150)) * quota.Token
+	if w.rng.IntN(4) == 0 {
+		p.Limit.Capacity = quota.Tokens(1+w.rng.IntN(9)) * quota.Token
+	}
+	p.Limit.Period = 4 * time.Second
+	if a == quota.TokenBucket {
+		p.Limit.Refill = quota.Tokens(1 + w.rng.IntN(400_000))
+		p.Limit.Period = time.Duration(1+w.rng.IntN(3)) * time.Second
+	}
+	w.policies[id] = p
+	w.revision++
+	e := w.envelope[id]
+	e.capacity = max(e.capacity, float64(p.Limit.Capacity))
+	e.rate = max(e.rate, float64(p.Limit.Refill)/p.Limit.Period.Seconds())
+	w.envelope[id] = e
+}
+
+// commit writes what is pending; at times the ledger fails, with or without effect.
+func (w *world) commit() {
+	b := w.machine.Pending()
+	if b.Empty() {
+		return
+	}
+	if w.mutant.sendBeforePersist && w.rng.IntN(3) == 0 {
+		w.machine.Committed(b)
+		return
+	}
+	w.commits++
+	fails := w.faults && w.rng.IntN(20) == 0
+	if fails && w.rng.IntN(2) == 0 {
+		w.machine.Failed(b)
+		w.failed = true
+		return
+	}
+	if err := w.ledger.Commit(context.Background(), w.epoch, b); err != nil {
+		w.err = err
+		return
+	}
+	if !w.mutant.sendBeforePersist {
+		w.checkCommit(b)
+	}
+	if fails {
+		w.machine.Failed(b)
+		w.failed = true
+		return
+	}
+	w.machine.Committed(b)
+	w.failed, w.overtaken = false, false
+}
+
+// step passes some time and lets something happen.
+func (w *world) step() {
+	w.now = w.now.Add(time.Duration(20+w.rng.IntN(180)) * time.Millisecond)
+	w.deliver()
+	for _, name := range w.names {
+		w.live(w.regions[name])
+	}
+	w.machine.Tick(w.now)
+	w.commit()
+	if w.faults {
+		w.disturb()
+	}
+	w.check()
+}
+
+func (w *world) disturb() {
+	r := w.regions[w.names[w.rng.IntN(len(w.names))]]
+	switch w.rng.IntN(200) {
+	case 0:
+		w.loseData(r)
+	case 1, 2:
+		w.setPolicy("bucket", quota.TokenBucket)
+		w.publish()
+	case 3, 4:
+		w.setPolicy("log", quota.SlidingLog)
+		w.publish()
+	case 5:
+		id := []string{"bucket", "log"}[w.rng.IntN(2)]
+		if w.policies[id] != nil {
+			delete(w.policies, id)
+			w.revision++
+			w.publish()
+		}
+	case 6:
+		w.start() // the coordinator restarts, its ledger is kept
+	case 7:
+		w.lost++
+		w.ledger = memory.NewAfter(w.epoch)
+		if w.rng.IntN(2) == 0 {
+			w.ledger = memory.NewAfter(quota.Epoch(1_000_000 - 1000*w.lost)) // behind the regions
+		}
+		w.rows = map[coordinator.RowKey]coordinator.Row{}
+		w.start() // and here it is lost
+	case 8, 9, 10, 11, 12, 13:
+		r.demand = w.rng.Float64() * []float64{1, 20, 300}[w.rng.IntN(3)]
+	}
+}
+
+func (w *world) loseData(r *simRegion) {
+	for _, p := range r.view {
+		if w.mutant.lossRestoresShare {
+			even := quota.Share{Capacity: p.Limit.Capacity / quota.Tokens(len(w.names)), Refill: p.Limit.Refill / quota.Tokens(len(w.names))}
+			r.records[quota.ID{Policy: p.ID}] = &simRecord{share: even, period: p.Limit.Period, log: p.Algorithm == quota.SlidingLog}
+			continue
+		}
+		delete(r.records, quota.ID{Policy: p.ID})
+	}
+	if !w.mutant.lossRestoresShare {
+		clear(r.records)
+	}
+	clear(r.acked)
+	r.late = nil
+	r.lostAt = w.now
+	w.newGen(r)
+}
+
+// live is a moment of a region: it learns policies, admits, reports.
+func (w *world) live(r *simRegion) {
+	if w.rng.IntN(5) == 0 && r.revision != w.revision {
+		r.revision = w.revision
+		r.view = map[string]*quota.Policy{}
+		for id, p := range w.policies {
+			r.view[id] = p
+		}
+		for id, rec := range r.records { // floors go with their policy
+			if rec.version == 0 && r.view[id.Policy] == nil {
+				delete(r.records, id)
+			}
+		}
+	}
+	w.admit(r)
+	if w.mutant.ackOnReceipt && len(r.late) > 0 && w.rng.IntN(10) == 0 {
+		for _, a := range r.late {
+			r.apply(w, a, false)
+		}
+		r.late = nil
+	}
+	if w.now.Before(r.nextReport) {
+		return
+	}
+	r.nextReport = w.now.Add(time.Duration(100+w.rng.IntN(900)) * time.Millisecond)
+	rep := r.report(w)
+	w.send(message{report: &rep})
+}
+
+// admit fills logs, at times to the brim.
+func (w *world) admit(r *simRegion) {
+	id := quota.ID{Policy: "log"}
+	share, period := w.acting(r, id)
+	if period == 0 {
+		period = 4 * time.Second
+	}
+	since := w.now.Add(-period)
+	r.entries["log"] = slices.DeleteFunc(r.entries["log"], func(e entry) bool { return !e.at.After(since) })
+	if w.now.Sub(r.lostAt) < period+1050*time.Millisecond || w.rng.IntN(3) > 0 {
+		return // blocked after a loss, or idle
+	}
+	if free := share.Capacity - r.count(); free >= quota.Token {
+		n := quota.Tokens(1+w.rng.Int64N(free.Whole())) * quota.Token
+		r.entries["log"] = append(r.entries["log"], entry{w.now, n})
+	}
+}
+
+func (r *simRegion) count() (n quota.Tokens) {
+	for _, e := range r.entries["log"] {
+		n += e.n
+	}
+	return n
+}
+
+// counted is what the region's own log holds: nothing of before a loss.
+func (r *simRegion) counted() (n quota.Tokens) {
+	for _, e := range r.entries["log"] {
+		if e.at.After(r.lostAt) {
+			n += e.n
+		}
+	}
+	return n
+}
+
+// acting is the share that a region uses now: its record's, else the floor of the policy it knows.
+func (w *world) acting(r *simRegion, id quota.ID) (quota.Share, time.Duration) {
+	p := r.view[id.Policy]
+	if rec := r.records[id]; rec != nil && (rec.version > 0 || p != nil) {
+		return rec.share, rec.period
+	}
+	// The one known exception, which docs/guarantees.md states: a region that loses
+	// its data while a change of the limit is under way uses a floor that its
+	// ledger rows need not cover.
+	if !r.lostAt.IsZero() && (p != w.policies[id.Policy] || !w.effective(id)) {
+		return quota.Share{}, 0
+	}
+	if p == nil {
+		return quota.Share{}, 0
+	}
+	// The first use of a floor leaves a record of it, of version zero.
+	rec := &simRecord{share: coordinator.Floor(w.names, r.name, p), period: p.Limit.Period, log: p.Algorithm == quota.SlidingLog}
+	r.records[id] = rec
+	return rec.share, rec.period
+}
+
+func (w *world) effective(id quota.ID) bool {
+	for _, q := range w.machine.Status(w.now).Quotas {
+		if q.ID == id {
+			return q.Effective
+		}
+	}
+	return false
+}
+
+func (r *simRegion) report(w *world) quota.Report {
+	r.clock++
+	rep := quota.Report{Region: r.name, Gen: r.gen, Epoch: r.epoch, SentAt: r.clock, Revision: r.revision, Full: r.wantFull || w.rng.IntN(10) == 0}
+	r.wantFull = false
+	for _, policy := range []string{"bucket", "log"} {
+		id := quota.ID{Policy: policy}
+		q := quota.QuotaReport{ID: id, Drained: true, Demand: r.demand * (0.9 + w.rng.Float64()/5)}
+		if rec := r.records[id]; rec != nil {
+			q.Version, q.Share, q.Period = rec.version, rec.share, rec.period
+			if rec.log {
+				w.reportDrain(r, rec, &q)
+			}
+		}
+		if g, ok := r.acked[id]; ok && w.mutant.ackOnReceipt && !g.Drop {
+			q.Version, q.Share, q.Period = g.Version, g.Share, g.Limit.Period
+		}
+		if rep.Full || w.rng.IntN(8) > 0 {
+			rep.Quotas = append(rep.Quotas, q)
+		} else if rep.Full = false; q.Version > 0 {
+			continue
+		}
+	}
+	return rep
+}
+
+func (w *world) reportDrain(r *simRegion, rec *simRecord, q *quota.QuotaReport) {
+	switch {
+	case w.mutant.noDrain:
+	case r.exact:
+		q.Hold = max(rec.share.Capacity, r.counted())
+		q.Drained = r.counted() <= rec.share.Capacity
+	case w.now.Sub(rec.shrunkAt) < rec.period+rec.period/500:
+		q.Drained, q.Hold = false, max(rec.hold, rec.share.Capacity)
+	}
+}
+
+// apply follows instructions as a region must.
+func (r *simRegion) apply(w *world, a quota.Instructions, defer_ bool) {
+	if a.Gen != r.gen || (a.Epoch < r.epoch && !w.mutant.noEpochCheck) {
+		return
+	}
+	if a.Epoch > r.epoch {
+		r.epoch = a.Epoch
+	}
+	if a.Full {
+		r.wantFull = true
+	}
+	if len(a.Grants) > 0 || a.NextReport > 0 {
+		r.nextReport = w.now.Add(50 * time.Millisecond)
+	}
+	if defer_ {
+		for _, g := range a.Grants {
+			r.acked[g.ID] = g
+		}
+		r.late = append(r.late, a)
+		return
+	}
+	for _, g := range a.Grants {
+		r.applyGrant(w, a.Epoch, g)
+	}
+}
+
+func (r *simRegion) applyGrant(w *world, epoch quota.Epoch, g quota.Grant) {
+	old := r.records[g.ID]
+	newer := old == nil || epoch > old.epoch || (epoch == old.epoch && g.Version > old.version)
+	if w.mutant.noEpochCheck && old != nil {
+		newer = g.Version > old.version
+	}
+	if !newer && !w.mutant.noVersionCheck {
+		return
+	}
+	if g.Drop {
+		delete(r.records, g.ID)
+		return
+	}
+	rec := &simRecord{epoch: epoch, version: g.Version, share: g.Share, period: g.Limit.Period, log: g.Algorithm == quota.SlidingLog}
+	if old != nil && old.log {
+		rec.hold, rec.shrunkAt = old.hold, old.shrunkAt
+		if w.now.Sub(rec.shrunkAt) >= old.period+old.period/500 {
+			rec.hold = 0
+		}
+		if rec.share.Capacity < old.share.Capacity {
+			rec.hold, rec.shrunkAt = max(rec.hold, old.share.Capacity), w.now
+		}
+	}
+	r.records[g.ID] = rec
+}
+
+// send gives a message to the network, which may lose, repeat and delay it.
+func (w *world) send(m message) {
+	copies := 1
+	if w.faults {
+		switch w.rng.IntN(20) {
+		case 0, 1, 2:
+			copies = 0
+		case 3, 4:
+			copies = 2
+		}
+	}
+	for range copies {
+		delay := time.Duration(10+w.rng.IntN(200)) * time.Millisecond
+		if w.faults && w.rng.IntN(25) == 0 {
+			delay += time.Duration(w.rng.IntN(12_000)) * time.Millisecond
+		}
+		m.at = w.now.Add(delay)
+		w.flight = append(w.flight, m)
+	}
+}
+
+func (w *world) deliver() {
+	var due []message
+	w.flight = slices.DeleteFunc(w.flight, func(m message) bool {
+		if m.at.After(w.now) {
+			return false
+		}
+		due = append(due, m)
+		return true
+	})
+	for _, m := range due {
+		if m.answer != nil {
+			r := w.regions[m.to]
+			r.apply(w, *m.answer, w.mutant.ackOnReceipt)
+			continue
+		}
+		w.handle(*m.report)
+	}
+}
+
+func (w *world) handle(rep quota.Report) {
+	err := w.machine.Report(w.now, rep)
+	if errors.Is(err, quota.ErrFenced) && w.machine.Recovering() {
+		s, lerr := w.ledger.Load(context.Background(), rep.Epoch)
+		if lerr != nil {
+			w.err = lerr
+		}
+		w.epoch = s.Epoch
+		w.machine.Begin(w.now, s.Epoch)
+		err = w.machine.Report(w.now, rep)
+	}
+	if err != nil {
+		if !errors.Is(err, quota.ErrFenced) {
+			w.err = err
+		}
+		return
+	}
+	w.commit()
+	answer := w.machine.Instructions(rep)
+	w.grants += len(answer.Grants)
+	if w.mutant.growBeforeShrink {
+		for i := range answer.Grants {
+			answer.Grants[i].Share = w.target(rep.Region, answer.Grants[i])
+		}
+	}
+	w.send(message{answer: &answer, to: rep.Region})
+}
+
+func (w *world) target(name quota.Region, g quota.Grant) quota.Share {
+	for _, q := range w.machine.Status(w.now).Quotas {
+		for _, s := range q.Regions {
+			if q.ID == g.ID && s.Region == name {
+				return s.Share
+			}
+		}
+	}
+	return g.Share
+}
