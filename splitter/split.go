@@ -73,6 +73,12 @@ func Split(dst []quota.Share, in Input) ([]quota.Share, bool) {
 		return dst, false
 	}
 	w.round()
+	if w.sameTokens() {
+		for i := range in.Regions {
+			dst[i] = in.Regions[i].Present
+		}
+		return dst, false
+	}
 	changed := false
 	for k := range n {
 		i := w.order[k]
@@ -282,6 +288,25 @@ func (w *work) settle(urgent bool) bool {
 		w.minimal()
 	}
 	return false
+}
+
+// sameTokens reports whether a split of a small limit may stay as it is although
+// it was computed anew: its whole tokens would lie where they lie. Their refill
+// then has the dead band of larger limits.
+func (w *work) sameTokens() bool {
+	if !w.byRefill || !Small(w.in.Limit, len(w.order)) || !w.presentHolds() {
+		return false
+	}
+	for k, i := range w.order {
+		has, gets := w.in.Regions[i].Present, w.out[k]
+		if has.Capacity != gets.Capacity || math.Abs(float64(has.Refill-gets.Refill)) > farBand*w.limit {
+			return false
+		}
+		if !w.contended && float64(has.Refill) < min(w.demand[k], float64(gets.Refill)) {
+			return false
+		}
+	}
+	return true
 }
 
 // isShort reports whether any region has too little, and whether any is far from its ideal.
