@@ -111,12 +111,12 @@ func TestDemandSurvivesTheStore(t *testing.T) {
 			t.Errorf("counted %v failed flushes", got)
 		}
 		var total quota.Demand
-		store.set(func(s *memStore) { s.failing = nil; clear(s.demand) })
+		store.set(func(s *memStore) { s.failing = nil; clear(s.added) })
 		pass(260 * time.Millisecond)
 		store.set(func(s *memStore) {
-			total = s.demand[quota.ID{Policy: "p"}]
-			if len(s.demand) != 6 {
-				t.Errorf("%d sums, want the total and five keys", len(s.demand))
+			total = s.added[quota.ID{Policy: "p"}]
+			if len(s.added) != 6 {
+				t.Errorf("%d sums, want the total and five keys", len(s.added))
 			}
 		})
 		if total.Offered != 6000*quota.Token || total.Admitted != 6000*quota.Token {

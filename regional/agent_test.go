@@ -62,7 +62,7 @@ func grant(p *quota.Policy, version int64, capacity quota.Tokens) quota.Grant {
 	share := quota.Share{Capacity: capacity * quota.Token, Refill: p.Limit.Refill * capacity * quota.Token / p.Limit.Capacity}
 	return quota.Grant{
 		ID: quota.ID{Policy: p.ID}, Version: version, Share: share, Permanent: share,
-		Algorithm: p.Algorithm, Limit: p.Limit,
+		Algorithm: p.Algorithm, Limit: p.Limit, Floor: floorOf(p),
 	}
 }
 

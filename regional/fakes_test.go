@@ -39,10 +39,11 @@ type memStore struct {
 	shrunk  map[string]time.Time
 	algs    map[string]quota.Grant
 	demand  map[quota.ID]quota.Demand
+	added   map[quota.ID]quota.Demand // like demand, and never taken
 	took    time.Time
 	agent   string
 	until   time.Time
-	failing error // of every dataset operation
+	failing error         // of every dataset operation
 	applied []quota.Epoch // asked for, refused or not
 	adds    int
 }
@@ -51,7 +52,7 @@ func newMemStore() *memStore {
 	return &memStore{
 		model: quota.NewModel(), regions: map[int]string{}, fresh: map[int]bool{},
 		held: map[string]quota.QuotaReport{}, shrunk: map[string]time.Time{}, algs: map[string]quota.Grant{},
-		demand: map[quota.ID]quota.Demand{},
+		demand: map[quota.ID]quota.Demand{}, added: map[quota.ID]quota.Demand{},
 	}
 }
 
@@ -229,10 +230,12 @@ func (s *memStore) AddDemand(_ context.Context, demands []quota.Demand) error {
 	s.adds++
 	for _, d := range demands {
 		id := quota.ID{Policy: d.Policy, Key: d.Key}
-		sum := s.demand[id]
-		sum.Policy, sum.Key = d.Policy, d.Key
-		sum.Offered, sum.Admitted = sum.Offered+d.Offered, sum.Admitted+d.Admitted
-		s.demand[id] = sum
+		for _, sums := range []map[quota.ID]quota.Demand{s.demand, s.added} {
+			sum := sums[id]
+			sum.Policy, sum.Key = d.Policy, d.Key
+			sum.Offered, sum.Admitted = sum.Offered+d.Offered, sum.Admitted+d.Admitted
+			sums[id] = sum
+		}
 	}
 	return nil
 }
@@ -297,6 +300,11 @@ type bundle struct {
 	reg   *prometheus.Registry
 }
 
+// floorOf is a tenth of the limit.
+func floorOf(p *quota.Policy) quota.Share {
+	return quota.Share{Capacity: p.Limit.Capacity / 10, Refill: p.Limit.Refill / 10}
+}
+
 type option func(*regional.Config)
 
 func setup(tb testing.TB, store *memStore, policies []*quota.Policy, options ...option) *bundle {
@@ -311,9 +319,7 @@ func setupOver(tb testing.TB, store regional.Store, policies []*quota.Policy, op
 	b := &bundle{reg: prometheus.NewRegistry()}
 	cfg := regional.Config{
 		Store: store, Stripes: testStripes, Registerer: b.reg,
-		Floor: func(p *quota.Policy) quota.Share {
-			return quota.Share{Capacity: p.Limit.Capacity / 10, Refill: p.Limit.Refill / 10}
-		},
+		Floor: floorOf,
 	}
 	for _, o := range options {
 		o(&cfg)
