@@ -292,6 +292,49 @@ func TestOnlyRegionsWithoutAPastAreFresh(t *testing.T) {
 	}
 }
 
+// With a ledger in memory nobody knows whether an empty region is new. If all are, they
+// are: nothing can have been spent anywhere.
+func TestAFirstStartIsFreshInEveryRegion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCoordinator(t, coordinator.Config{Ledger: memory.New()})
+		ask := func(region quota.Region) quota.Instructions {
+			answer, err := c.Report(t.Context(), quota.Report{Region: region, Gen: "gen-" + string(region), SentAt: 1, Full: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return answer
+		}
+		for _, region := range three[:2] {
+			if a := ask(region); !a.Undecided || a.Fresh {
+				t.Errorf("%s is told %+v before all have reported", region, a)
+			}
+		}
+		for _, region := range []quota.Region{three[2], three[0], three[1]} {
+			if a := ask(region); a.Undecided || !a.Fresh {
+				t.Errorf("%s is told %+v when all have reported", region, a)
+			}
+		}
+	})
+}
+
+// A region that stays away does not keep the others from starting; they are careful then.
+func TestAFirstStartDoesNotWaitForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCoordinator(t, coordinator.Config{Ledger: memory.New()})
+		var last quota.Instructions
+		for begun := time.Now(); time.Since(begun) < time.Minute; <-time.After(time.Second) {
+			answer, err := c.Report(t.Context(), quota.Report{Region: three[0], Gen: "g", SentAt: time.Now().UnixMicro(), Full: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			last = answer
+		}
+		if last.Undecided || last.Fresh {
+			t.Errorf("after a minute the region is told %+v", last)
+		}
+	})
+}
+
 // A coordinator whose ledger was in memory starts with nothing: the split stays as
 // it is until every region was heard, and then on.
 func TestALostLedgerIsLearntFromTheRegions(t *testing.T) {

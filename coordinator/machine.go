@@ -168,6 +168,9 @@ func NewMachine(now time.Time, interval time.Duration, regions []quota.Region, s
 		q.removed = true // until a policy says otherwise
 	}
 	m.updateRecovering(now)
+	if s.Lossy && !m.recovering {
+		m.recovered = now // no telling how long ago that really was
+	}
 	return m
 }
 

@@ -15,6 +15,9 @@ const (
 	// something, movingReport from one that frees or waits for a part of a limit.
 	pendingReport = 100 * time.Millisecond
 	movingReport  = 250 * time.Millisecond
+	// firstStart is how long a deployment that has never run may take to start in
+	// every region and still begin with full buckets.
+	firstStart = 15 * time.Second
 	// maxGrants bounds one answer; the rest comes with the next.
 	maxGrants = 2000
 	// driftParts is the part of a window by which a region's clock may be slow, twice.
@@ -249,6 +252,10 @@ func (m *Machine) Instructions(rep quota.Report) quota.Instructions {
 		return out
 	}
 	out.Fresh = m.fresh(r)
+	if out.Undecided = m.undecided(r); out.Undecided {
+		out.Full, out.NextReport = true, movingReport
+		return out
+	}
 	if rep.Epoch != m.epoch || rep.Gen != r.gen {
 		// First the region refuses everything of earlier leaders, then it is told shares.
 		out.Full, out.NextReport = true, pendingReport
@@ -306,6 +313,15 @@ func (m *Machine) fresh(r *region) bool {
 		return false
 	}
 	return !m.lossy || m.allVirgin()
+}
+
+// undecided reports whether a region had better wait with its first dataset. After
+// a while it is told no more: the region starts as one that may have lost its data.
+func (m *Machine) undecided(r *region) bool {
+	if !m.lossy || !r.virgin || r.gen != "" || m.latest.Sub(m.started) > firstStart {
+		return false
+	}
+	return slices.ContainsFunc(m.regions, func(o *region) bool { return o.met == "" && !o.leaving })
 }
 
 // allVirgin reports whether no region had followed any leader before this one.

@@ -89,6 +89,7 @@ type simRegion struct {
 	acked      map[quota.ID]quota.Grant
 	entries    map[string][]entry // of logs; what was really admitted
 	lostAt     time.Time
+	had        map[quota.ID]bool // a record that was granted, once
 	demand     float64
 	exact      bool // reports the count of logs, else waits a window
 }
@@ -119,7 +120,7 @@ func newWorld(seed uint64, regions int, lossy bool, mu mutant) *world {
 		w.names = append(w.names, name)
 		w.regions[name] = &simRegion{
 			name: name, records: map[quota.ID]*simRecord{}, view: map[string]*quota.Policy{},
-			acked: map[quota.ID]quota.Grant{}, entries: map[string][]entry{}, exact: w.rng.IntN(2) == 0,
+			acked: map[quota.ID]quota.Grant{}, had: map[quota.ID]bool{}, entries: map[string][]entry{}, exact: w.rng.IntN(2) == 0,
 			demand: w.rng.Float64() * 200,
 		}
 		w.newGen(w.regions[name])
@@ -365,13 +366,14 @@ func (r *simRegion) counted() (n quota.Tokens) {
 // acting is the share that a region uses now: its record's, else the floor of the policy it knows.
 func (w *world) acting(r *simRegion, id quota.ID) (quota.Share, time.Duration) {
 	p := r.view[id.Policy]
-	if rec := r.records[id]; rec != nil && (rec.version > 0 || p != nil) {
+	again := !r.lostAt.IsZero() || r.had[id]
+	if rec := r.records[id]; rec != nil && (rec.version > 0 || (p != nil && !again)) {
 		return rec.share, rec.period
 	}
-	// The one known exception, which docs/guarantees.md states: a region that loses
-	// its data while a change of the limit is under way uses a floor that its
-	// ledger rows need not cover.
-	if !r.lostAt.IsZero() && (p != w.policies[id.Policy] || !w.effective(id)) {
+	// The one known exception, which docs/guarantees.md states: a region that has
+	// lost its record (data loss, or the policy was removed and is back) while a
+	// change of the limit is under way may use a floor that others still use.
+	if again && (p != w.policies[id.Policy] || !w.effective(id)) {
 		return quota.Share{}, 0
 	}
 	if p == nil {
@@ -477,7 +479,7 @@ func (r *simRegion) applyGrant(w *world, epoch quota.Epoch, g quota.Grant) {
 			rec.hold, rec.shrunkAt = max(rec.hold, old.share.Capacity), w.now
 		}
 	}
-	r.records[g.ID] = rec
+	r.records[g.ID], r.had[g.ID] = rec, true
 }
 
 // send gives a message to the network, which may lose, repeat and delay it.

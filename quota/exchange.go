@@ -83,6 +83,9 @@ type Instructions struct {
 	// Fresh tells a region with a new dataset that it never had another, so
 	// that nothing can have been spent before.
 	Fresh bool
+	// Undecided asks a region without any data to wait with its first dataset:
+	// whether it would be fresh is known only when the other regions have reported.
+	Undecided bool
 	// Full asks for a report of every share the region holds.
 	Full   bool
 	Grants []Grant

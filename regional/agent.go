@@ -23,6 +23,8 @@ const (
 	// operation on the dataset, which may touch every stripe.
 	reportTimeout = 5 * time.Second
 	storeTimeout  = 5 * time.Second
+	// undecidedWait is the wait between asking whether a first dataset is fresh.
+	undecidedWait = 250 * time.Millisecond
 	// maxBackoff is the longest wait between reports while the coordinator is away.
 	maxBackoff = 15 * time.Second
 	// flushesPerReport is how often in a report interval a node adds its demand to
@@ -73,16 +75,18 @@ type Agent struct {
 	// What follows belongs to the report loop alone.
 
 	wasHolder bool
-	gen       string
-	epoch     quota.Epoch // newest accepted in this dataset
-	held      map[string]quota.QuotaReport
-	reported  map[string]quota.QuotaReport // as last taken by the coordinator
-	granted   map[string]bool              // applied since the last report was taken
-	wantFull  bool
-	lastFull  time.Time
-	failures  int
-	loads     map[string]load // of the window taken at taken
-	taken     time.Time
+	// newborn is the id of a dataset that is to be made; empty when none is.
+	newborn  string
+	gen      string
+	epoch    quota.Epoch // newest accepted in this dataset
+	held     map[string]quota.QuotaReport
+	reported map[string]quota.QuotaReport // as last taken by the coordinator
+	granted  map[string]bool              // applied since the last report was taken
+	wantFull bool
+	lastFull time.Time
+	failures int
+	loads    map[string]load // of the window taken at taken
+	taken    time.Time
 }
 
 // AgentStatus is the agent's condition, for people and readiness pages.
@@ -207,10 +211,13 @@ func (a *Agent) reportLoop(ctx context.Context) {
 			return
 		}
 		a.note(err)
-		if err != nil {
+		switch {
+		case errors.Is(err, errUndecided):
+			wait = undecidedWait
+		case err != nil:
 			a.log.warn("region agent could not finish its round; the shares in force stay", "error", err)
 			wait = a.backoff()
-		} else {
+		default:
 			a.failures = 0
 		}
 		timer.Reset(wait)
@@ -318,11 +325,10 @@ func (a *Agent) dataset(ctx context.Context) (quota.DatasetState, error) {
 func (a *Agent) initialise(ctx context.Context, state quota.DatasetState) (quota.DatasetState, error) {
 	gen, fresh := state.Gen, false
 	if gen == "" {
-		var id [16]byte
-		if _, err := rand.Read(id[:]); err != nil {
-			return state, fmt.Errorf("random dataset id: %w", err)
+		if err := a.nameDataset(); err != nil {
+			return state, err
 		}
-		gen = hex.EncodeToString(id[:])
+		gen = a.newborn
 	}
 	switch {
 	case !state.Empty:
@@ -337,6 +343,9 @@ func (a *Agent) initialise(ctx context.Context, state quota.DatasetState) (quota
 		if err != nil {
 			a.log.warn("new dataset starts as a lost one: the coordinator was not heard", "error", err)
 		}
+		if err == nil && instr.Undecided {
+			return state, errUndecided
+		}
 		fresh = err == nil && instr.Gen == gen && instr.Fresh
 	}
 	sctx, cancel := context.WithTimeout(ctx, storeTimeout)
@@ -344,6 +353,7 @@ func (a *Agent) initialise(ctx context.Context, state quota.DatasetState) (quota
 	if err := a.cfg.Dataset.Initialise(sctx, gen, fresh); err != nil {
 		return state, fmt.Errorf("initialise dataset: %w", err)
 	}
+	a.newborn = ""
 	a.log.Info("stripes initialised", "gen", gen, "fresh", fresh, "all", state.Empty)
 	// Another node may have been faster, with another id.
 	after, err := a.cfg.Dataset.State(sctx)
@@ -355,6 +365,24 @@ func (a *Agent) initialise(ctx context.Context, state quota.DatasetState) (quota
 	}
 	a.forgetDataset()
 	return after, nil
+}
+
+// errUndecided ends a round in which the coordinator could not yet tell whether the
+// region is new.
+var errUndecided = fmt.Errorf("the first dataset waits until every region has reported: %w", quota.ErrUnavailable)
+
+// nameDataset chooses the id of a dataset that is to be made, and keeps it until that
+// is done: the coordinator takes two ids for two datasets.
+func (a *Agent) nameDataset() error {
+	if a.newborn != "" {
+		return nil
+	}
+	var id [16]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		return fmt.Errorf("random dataset id: %w", err)
+	}
+	a.newborn = hex.EncodeToString(id[:])
+	return nil
 }
 
 // forgetDataset drops all that was known of the dataset, so that it is read anew.

@@ -121,6 +121,38 @@ func TestNewDatasetIsFreshOnlyOnTheCoordinatorsWord(t *testing.T) {
 	}
 }
 
+// A deployment that starts for the first time is fresh as a whole: a region asks again,
+// under the same id, until the coordinator has heard all of them.
+func TestFirstDatasetWaitsForTheOtherRegions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newMemStore()
+		co := &scribe{answer: func(n int, r quota.Report) (quota.Instructions, error) {
+			return quota.Instructions{Gen: r.Gen, Epoch: 1, Undecided: n <= 3, Fresh: n > 3}, nil
+		}}
+		b := setup(t, store, []*quota.Policy{globalBucket("p", 100, 100)})
+		startAgent(t, b, co, "n1")
+		synctest.Wait()
+		store.set(func(s *memStore) {
+			if len(s.regions) > 0 {
+				t.Error("a dataset was made before the coordinator knew whether it is fresh")
+			}
+		})
+		begun := time.Now()
+		<-time.After(2 * time.Second)
+		heard := co.heard()
+		store.set(func(s *memStore) {
+			for i := range testStripes {
+				if s.regions[i] != heard[0].Gen || !s.fresh[i] {
+					t.Errorf("stripe %d has gen %q fresh %v, want %q and fresh", i, s.regions[i], s.fresh[i], heard[0].Gen)
+				}
+			}
+		})
+		if len(heard) < 4 || time.Since(begun) > 3*time.Second {
+			t.Errorf("asked %d times in %s", len(heard), time.Since(begun))
+		}
+	})
+}
+
 func TestGrantsAreAppliedAndAcknowledgedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := globalBucket("p", 100, 100)

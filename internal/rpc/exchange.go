@@ -132,6 +132,7 @@ func fromInstructions(in *quota.Instructions) *weirv1.ReportResponse {
 		Fresh:      in.Fresh,
 		Full:       in.Full,
 		NextReport: optionalDuration(in.NextReport),
+		Undecided:  in.Undecided,
 	}
 	for i := range in.Grants {
 		g := &in.Grants[i]
@@ -161,6 +162,7 @@ func toInstructions(m *weirv1.ReportResponse) (in quota.Instructions, unknown in
 		Fresh:      m.GetFresh(),
 		Full:       m.GetFull(),
 		NextReport: m.GetNextReport().AsDuration(),
+		Undecided:  m.GetUndecided(),
 	}
 	for _, g := range m.GetGrants() {
 		algorithm, ok := toAlgorithm(g.GetAlgorithm())

@@ -450,7 +450,10 @@ type ReportResponse struct {
 	// Shares that are pending for the region.
 	Grants []*Grant `protobuf:"bytes,5,rep,name=grants,proto3" json:"grants,omitempty"`
 	// When the coordinator would like to hear again; absent leaves it to the region.
-	NextReport    *durationpb.Duration `protobuf:"bytes,6,opt,name=next_report,json=nextReport,proto3" json:"next_report,omitempty"`
+	NextReport *durationpb.Duration `protobuf:"bytes,6,opt,name=next_report,json=nextReport,proto3" json:"next_report,omitempty"`
+	// True to ask a region without any data to wait with its first dataset: whether
+	// it would be fresh is known only when the other regions have reported.
+	Undecided     bool `protobuf:"varint,7,opt,name=undecided,proto3" json:"undecided,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -525,6 +528,13 @@ func (x *ReportResponse) GetNextReport() *durationpb.Duration {
 		return x.NextReport
 	}
 	return nil
+}
+
+func (x *ReportResponse) GetUndecided() bool {
+	if x != nil {
+		return x.Undecided
+	}
+	return false
 }
 
 // Grant tells a region its share of one quota.
@@ -677,7 +687,7 @@ const file_weir_v1_region_proto_rawDesc = "" +
 	"\x10hold_millitokens\x18\t \x01(\x03R\x0fholdMillitokens\x127\n" +
 	"\x17surrendered_millitokens\x18\n" +
 	" \x01(\x03R\x16surrenderedMillitokens\x12\x16\n" +
-	"\x06urgent\x18\v \x01(\bR\x06urgent\"\xc6\x01\n" +
+	"\x06urgent\x18\v \x01(\bR\x06urgent\"\xe4\x01\n" +
 	"\x0eReportResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x03R\x05epoch\x12\x10\n" +
 	"\x03gen\x18\x02 \x01(\tR\x03gen\x12\x14\n" +
@@ -685,7 +695,8 @@ const file_weir_v1_region_proto_rawDesc = "" +
 	"\x04full\x18\x04 \x01(\bR\x04full\x12&\n" +
 	"\x06grants\x18\x05 \x03(\v2\x0e.weir.v1.GrantR\x06grants\x12:\n" +
 	"\vnext_report\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"nextReport\"\xd4\x02\n" +
+	"nextReport\x12\x1c\n" +
+	"\tundecided\x18\a \x01(\bR\tundecided\"\xd4\x02\n" +
 	"\x05Grant\x12 \n" +
 	"\x02id\x18\x01 \x01(\v2\x10.weir.v1.QuotaIDR\x02id\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12$\n" +
