@@ -34,6 +34,9 @@ type Config struct {
 	// Nodes returns how many nodes of this region are alive, this one included.
 	// It must not block. Nil means one.
 	Nodes func() int
+	// StoreDeadline is how long a check waits for the store where its policies state
+	// no deadline; zero means quota.DefaultStoreDeadline.
+	StoreDeadline time.Duration
 	// MaxInFlight bounds the calls inside the store; one more takes its policy's
 	// failure mode at once.
 	MaxInFlight int
@@ -68,6 +71,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.MaxInFlight == 0 {
 		c.MaxInFlight = DefaultMaxInFlight
+	}
+	if c.StoreDeadline <= 0 {
+		c.StoreDeadline = quota.DefaultStoreDeadline
 	}
 	if c.LateWait == 0 {
 		c.LateWait = DefaultLateWait

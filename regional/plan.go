@@ -1,6 +1,7 @@
 package regional
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -102,7 +103,7 @@ func (e *Engine) plan(req quota.Request, peek bool) (*plan, error) {
 		e.release(p)
 		return nil, err
 	}
-	p.group()
+	p.group(e.cfg.StoreDeadline)
 	return p, nil
 }
 
@@ -227,8 +228,9 @@ func (p *plan) wholeTokens() error {
 	return nil
 }
 
-// group sorts the steps that need the store by stripe.
-func (p *plan) group() {
+// group sorts the steps that need the store by stripe. Policies that state no deadline
+// have the given one.
+func (p *plan) group(deadline time.Duration) {
 	n := 0
 	for i := range p.steps {
 		if p.steps[i].asks {
@@ -254,7 +256,7 @@ func (p *plan) group() {
 			}
 			t.placed = true
 			g.steps = append(g.steps, j)
-			g.deadline = min(g.deadline, storeDeadline(t.match.Policy))
+			g.deadline = min(g.deadline, cmp.Or(t.match.Policy.StoreDeadline, deadline))
 			entries = append(entries, t.entry())
 		}
 		g.entries = entries[from:len(entries):len(entries)]
@@ -269,13 +271,6 @@ func (p *plan) nextGroup() *group {
 		p.groups = append(p.groups, group{})
 	}
 	return &p.groups[len(p.groups)-1]
-}
-
-func storeDeadline(p *quota.Policy) time.Duration {
-	if p.StoreDeadline > 0 {
-		return p.StoreDeadline
-	}
-	return quota.DefaultStoreDeadline
 }
 
 // attempt is what a group asks of the store.

@@ -95,6 +95,7 @@ type RegionalConfig struct {
 	Policies    string
 	Redis       RedisConfig
 	Report      time.Duration
+	Deadline    time.Duration
 	Drain       time.Duration
 	OTLP        string
 }
@@ -109,6 +110,7 @@ func (c *RegionalConfig) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Coordinator, "coordinator", "", "URL of the coordinator; without one the region is the only one and has every limit in full")
 	fs.StringVar(&c.Policies, "policies", "", "YAML file of policies, read again when it changes")
 	fs.DurationVar(&c.Report, "report-interval", time.Second, "how often the region reports to the coordinator")
+	fs.DurationVar(&c.Deadline, "store-deadline", quota.DefaultStoreDeadline, "how long a check waits for Redis where its policies state no storeDeadline")
 	fs.DurationVar(&c.Drain, "drain-delay", 5*time.Second, "how long to go on accepting calls after a stop was asked for, so that load balancers notice")
 	fs.StringVar(&c.OTLP, "otlp-endpoint", "", "send traces to this OTLP gRPC endpoint, host:port; none are made without it")
 	c.Redis.Flags(fs)
@@ -123,6 +125,8 @@ func (c *RegionalConfig) Validate() error {
 		return invalid("policies", "no file; pass the YAML file that holds the policies")
 	case c.Nodes < 1:
 		return invalid("region-nodes", "%d; a region has at least this node", c.Nodes)
+	case c.Deadline < time.Millisecond || c.Deadline > 10*time.Second:
+		return invalid("store-deadline", "%s; use 1ms to 10s", c.Deadline)
 	case c.Report < 100*time.Millisecond || c.Report > time.Minute:
 		return invalid("report-interval", "%s; use 100ms to 1m", c.Report)
 	}

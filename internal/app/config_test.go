@@ -15,7 +15,7 @@ import (
 )
 
 func validRegional() app.RegionalConfig {
-	return app.RegionalConfig{Listen: ":8081", Region: "us-east", Nodes: 1, Policies: "policies.yaml", Report: time.Second}
+	return app.RegionalConfig{Listen: ":8081", Region: "us-east", Nodes: 1, Policies: "policies.yaml", Report: time.Second, Deadline: 5 * time.Millisecond}
 }
 
 func TestRegionalConfigNamesTheFlag(t *testing.T) {
@@ -27,6 +27,7 @@ func TestRegionalConfigNamesTheFlag(t *testing.T) {
 		"policies":        func(c *app.RegionalConfig) { c.Policies = "" },
 		"region-nodes":    func(c *app.RegionalConfig) { c.Nodes = 0 },
 		"report-interval": func(c *app.RegionalConfig) { c.Report = time.Hour },
+		"store-deadline":  func(c *app.RegionalConfig) { c.Deadline = time.Hour },
 		"coordinator":     func(c *app.RegionalConfig) { c.Coordinator = "coordinator:8080" },
 		"listen":          func(c *app.RegionalConfig) { c.Listen = "8081" },
 	} {

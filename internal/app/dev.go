@@ -29,6 +29,10 @@ var DevRegions = []quota.Region{"us-east", "eu-west", "ap-south"}
 // regions in one process.
 const devStripes = 16
 
+// devDeadline is generous: three regions, their stores, the clients and perhaps a
+// build share one laptop, and nobody is there to be protected from waiting.
+const devDeadline = 250 * time.Millisecond
+
 // Dev is a whole deployment in one process.
 type Dev struct {
 	// Coordinator is the base URL of the coordinator and the console, Regions
@@ -151,7 +155,7 @@ func (d *Dev) startRegion(ctx context.Context, region quota.Region, policies pol
 	}
 	d.life.onStop("redis client", func(context.Context) error { return store.Close() })
 	engine, server, err := d.life.startNode(ctx, node{
-		region: region, name: string(region) + "-1", report: time.Second, nodes: func() int { return 1 },
+		region: region, name: string(region) + "-1", report: time.Second, deadline: devDeadline, nodes: func() int { return 1 },
 		floor: func(p *quota.Policy) quota.Share { return coordinator.Floor(DevRegions, region, p) },
 		store: store, policies: policies, coordinator: d.coordinator, registry: newRegistry(),
 	})

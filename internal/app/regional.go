@@ -63,7 +63,7 @@ func startRegional(ctx context.Context, l *lifecycle, cfg RegionalConfig) error 
 		return fmt.Errorf("--listen: %w", err)
 	}
 	n := node{
-		region: quota.Region(cfg.Region), name: cfg.Node, report: cfg.Report, drain: cfg.Drain,
+		region: quota.Region(cfg.Region), name: cfg.Node, report: cfg.Report, deadline: cfg.Deadline, drain: cfg.Drain,
 		nodes: func() int { return cfg.Nodes }, store: store, policies: policies, registry: registry, tracer: tracer,
 	}
 	if n.name == "" {
@@ -90,6 +90,7 @@ type node struct {
 	region      quota.Region
 	name        string
 	report      time.Duration
+	deadline    time.Duration
 	drain       time.Duration
 	nodes       func() int
 	floor       func(*quota.Policy) quota.Share
@@ -113,7 +114,7 @@ func (l *lifecycle) startNode(ctx context.Context, n node) (*regional.Engine, rp
 	}
 	engine, err := regional.New(regional.Config{
 		Store: n.store, KeyPrefix: n.store.Prefix(), Stripes: n.store.Stripes(),
-		Standalone: n.coordinator == nil, Floor: n.floor, Nodes: n.nodes,
+		Standalone: n.coordinator == nil, Floor: n.floor, Nodes: n.nodes, StoreDeadline: n.deadline,
 		Registerer: n.registry, Logger: l.log, Tracer: tracer,
 	})
 	if err != nil {
