@@ -53,7 +53,7 @@ func (w *world) checkCommit(b coordinator.Batch) {
 		old := w.rows[key]
 		w.rows[key] = row
 		// What was found in a region, or counted by another period, is not granted.
-		if row.Version == row.AckVersion || !row.Acked.Within(old.Bound()) || (old.Version > 0 && row.Limit.Period != old.Limit.Period) {
+		if row.Version == row.AckVersion || (row.AckVersion > 0 && !row.Acked.Within(old.Bound())) || (old.Version > 0 && row.Limit.Period != old.Limit.Period) {
 			continue
 		}
 		r := raised[row.ID]

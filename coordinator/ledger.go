@@ -54,7 +54,8 @@ type Row struct {
 	// is known to have applied.
 	Version, AckVersion int64
 	// Acked is the most the region can be using of what it acknowledged: the
-	// share, or more while a log drains.
+	// share, or more while a log drains. Before the first acknowledgement it is
+	// the floor.
 	Acked quota.Share
 	// Sent is the share of Version, MaxSent the maximum of all versions since
 	// AckVersion, component by component.

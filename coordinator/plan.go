@@ -169,6 +169,9 @@ func (m *Machine) issue(row *row, step quota.Share, drop, newborn bool, now time
 		row.gift = max(0, step.Capacity-q.floors[row.region.index].Capacity)
 	}
 	row.Acked = convert(row.Acked, row.Limit.Period, q.limit.Period)
+	if row.AckVersion == 0 && !q.removed {
+		row.Acked = row.Acked.Max(row.floor)
+	}
 	row.MaxSent = convert(row.MaxSent, row.Limit.Period, q.limit.Period).Max(step)
 	row.Sent, row.Drop = step, drop
 	if !row.exists() {
