@@ -18,7 +18,7 @@ type Ledger struct {
 	lossy   bool
 	epoch   quota.Epoch
 	rows    map[coordinator.RowKey]coordinator.Row
-	regions map[quota.Region]string
+	regions map[quota.Region]coordinator.RegionRow
 }
 
 // New returns an empty ledger. What it does not hold may have been lost with an
@@ -33,7 +33,7 @@ func NewAfter(epoch quota.Epoch) *Ledger {
 		lossy:   true,
 		epoch:   epoch,
 		rows:    map[coordinator.RowKey]coordinator.Row{},
-		regions: map[quota.Region]string{},
+		regions: map[quota.Region]coordinator.RegionRow{},
 	}
 }
 
@@ -51,8 +51,8 @@ func (l *Ledger) Load(_ context.Context, above quota.Epoch) (coordinator.Snapsho
 	defer l.mu.Unlock()
 	l.epoch = max(l.epoch, above) + 1
 	s := coordinator.Snapshot{Epoch: l.epoch, Lossy: l.lossy}
-	for region, gen := range l.regions {
-		s.Regions = append(s.Regions, coordinator.RegionRow{Region: region, Gen: gen})
+	for _, r := range l.regions {
+		s.Regions = append(s.Regions, r)
 	}
 	slices.SortFunc(s.Regions, func(a, b coordinator.RegionRow) int { return cmp.Compare(a.Region, b.Region) })
 	for _, row := range l.rows {
@@ -78,7 +78,7 @@ func (l *Ledger) Commit(_ context.Context, epoch quota.Epoch, b coordinator.Batc
 		delete(l.rows, key)
 	}
 	for _, r := range b.Regions {
-		l.regions[r.Region] = r.Gen
+		l.regions[r.Region] = r
 	}
 	for _, name := range b.DropRegions {
 		delete(l.regions, name)
