@@ -32,7 +32,7 @@ func (c Config) logger() *slog.Logger {
 
 // durable makes the transaction wait for its commit to be safe, whatever the role
 // or the database is set to. It does not weaken remote_apply.
-const durable = `CASE WHEN currentsetting('synchronous_commit') IN ('off', 'local') THEN set_config('synchronous_commit', 'on', true) END`
+const durable = `CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN set_config('synchronous_commit', 'on', true) END`
 
 // Ledger is a coordinator.Ledger in Postgres. It is for one coordinator: each has
 // its own, on the same database.
@@ -80,11 +80,8 @@ func (l *Ledger) Load(ctx context.Context, above quota.Epoch) (coordinator.Snaps
 	const op = "load the ledger"
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var (
-		epoch quota.Epoch
-		set  *string
-	)
-	err := l.pool.QueryRow(ctx, begin, above, l.tenure).Scan(&epoch, &set)
+	var epoch quota.Epoch
+	err := l.pool.QueryRow(ctx, begin, above, l.tenure).Scan(&epoch, nil)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return coordinator.Snapshot{}, fmt.Errorf("%s: another coordinator leads: %w", op, quota.ErrFenced)
 	}
@@ -123,12 +120,9 @@ func (l *Ledger) Commit(ctx context.Context, epoch quota.Epoch, b coordinator.Ba
 
 func (l *Ledger) write(ctx context.Context, b coordinator.Batch) error {
 	l.sequence++
-	var (
-		mine bool
-		set *string
-	)
+	var mine bool
 	args := append([]any{l.epoch, l.sequence, l.confirmed}, columns(b)...)
-	if err := l.pool.QueryRow(ctx, commit, args...).Scan(&mine, &set); err != nil {
+	if err := l.pool.QueryRow(ctx, commit, args...).Scan(&mine, nil); err != nil {
 		return err
 	}
 	if !mine {
