@@ -181,7 +181,7 @@ func TestTheSchedulesNoticeMutants(t *testing.T) {
 		{name: "sent before persisted", sendBeforePersist: true},
 	} {
 		t.Run(mu.name, func(t *testing.T) {
-			for seed := range uint64(schedules(300)) {
+			for seed := range uint64(schedules(1500)) {
 				if _, err := run(seed, 1200, mu); err != nil {
 					t.Logf("noticed by schedule %d: %v", seed, err)
 					return

@@ -228,6 +228,13 @@ func (m *Machine) updateRecovering(now time.Time) {
 		if !m.allVirgin() {
 			m.recovered = now
 		}
+		// Known all at once, with the rows that follow: a coordinator that takes over
+		// before that has to hear everybody itself.
+		for _, r := range m.regions {
+			if !r.leaving {
+				m.touchRegion(r)
+			}
+		}
 		for _, q := range m.order {
 			m.start(q, now)
 			m.plan(q, now)

@@ -135,7 +135,7 @@ func (m *Machine) outlive(now time.Time) {
 			continue
 		}
 		r.lostAt = time.Time{}
-		if r.known {
+		if r.known && !m.recovering {
 			m.touchRegion(r)
 		}
 	}

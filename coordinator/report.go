@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -38,6 +39,10 @@ func (m *Machine) Report(now time.Time, rep quota.Report) error {
 	}
 	if err := check(rep); err != nil {
 		return err
+	}
+	if rep.Epoch > 0 && rep.Epoch != m.epoch {
+		// Whatever an older report said that came late, this region has a past.
+		r.virgin, r.met = false, cmp.Or(r.met, rep.Gen)
 	}
 	if rep.Epoch > m.epoch {
 		return fmt.Errorf("region %s follows epoch %d, this is %d: %w", rep.Region, rep.Epoch, m.epoch, quota.ErrFenced)
@@ -85,7 +90,7 @@ func (m *Machine) follow(now time.Time, r *region, gen string) {
 		r.lostAt = now
 	}
 	r.gen, r.met = gen, gen
-	if r.known {
+	if r.known && !m.recovering {
 		m.touchRegion(r)
 	}
 }
@@ -118,7 +123,6 @@ func (m *Machine) takeFull(now time.Time, r *region) {
 	r.heard = true
 	if !r.known {
 		r.known = true
-		m.touchRegion(r)
 		m.updateRecovering(now)
 	}
 }

@@ -252,7 +252,9 @@ func (w *world) disturb() {
 	r := w.regions[w.names[w.rng.IntN(len(w.names))]]
 	switch w.rng.IntN(200) {
 	case 0:
-		w.loseData(r)
+		if !w.machine.Recovering() {
+			w.loseData(r)
+		}
 	case 1, 2:
 		w.setPolicy("bucket", quota.TokenBucket)
 		w.publish()
@@ -268,7 +270,10 @@ func (w *world) disturb() {
 		}
 	case 6:
 		w.start() // the coordinator restarts, its ledger is kept
-	case 7:
+	case 7, 14, 15:
+		if w.allNew() {
+			return // ledger and all data lost at once cannot be told from a first start
+		}
 		w.lost++
 		w.ledger = memory.NewAfter(w.epoch)
 		if w.rng.IntN(2) == 0 {
@@ -279,6 +284,16 @@ func (w *world) disturb() {
 	case 8, 9, 10, 11, 12, 13:
 		r.demand = w.rng.Float64() * []float64{1, 20, 300}[w.rng.IntN(3)]
 	}
+}
+
+// allNew reports whether no region has a dataset that ever followed a leader.
+func (w *world) allNew() bool {
+	for _, r := range w.regions {
+		if r.epoch > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 func (w *world) loseData(r *simRegion) {
