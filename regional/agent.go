@@ -75,6 +75,8 @@ type Agent struct {
 	// What follows belongs to the report loop alone.
 
 	wasHolder bool
+	// settled is AgentStatus.Settled.
+	settled bool
 	// newborn is the id of a dataset that is to be made; empty when none is.
 	newborn  string
 	gen      string
@@ -97,6 +99,9 @@ type AgentStatus struct {
 	Epoch  quota.Epoch
 	// LastReport is when the coordinator last answered; zero if it never has.
 	LastReport time.Time
+	// Settled is true once the region has held every share that the coordinator had
+	// for it. It stays true: later changes find the region with shares.
+	Settled bool
 	// Err is what the last round failed with; nil when it did not.
 	Err error
 }
@@ -402,7 +407,7 @@ func (a *Agent) revision() int64 {
 // note publishes the state of the loop after a round.
 func (a *Agent) note(err error) {
 	s := *a.status.Load()
-	s.Holder, s.Gen, s.Epoch, s.Err = a.wasHolder, a.gen, a.epoch, err
+	s.Holder, s.Gen, s.Epoch, s.Settled, s.Err = a.wasHolder, a.gen, a.epoch, a.settled, err
 	if err == nil && a.wasHolder && a.cfg.Coordinator != nil {
 		s.LastReport = time.Now()
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -123,6 +124,31 @@ func TestNewDatasetIsFreshOnlyOnTheCoordinatorsWord(t *testing.T) {
 
 // A deployment that starts for the first time is fresh as a whole: a region asks again,
 // under the same id, until the coordinator has heard all of them.
+func TestSettledOnceTheSharesAreHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := globalBucket("p", 100, 100)
+		store := newMemStore().initialised()
+		var agent atomic.Pointer[regional.Agent]
+		co := &scribe{answer: func(n int, r quota.Report) (quota.Instructions, error) {
+			in := quota.Instructions{Gen: r.Gen, Epoch: 3}
+			if n <= 2 { // the second time it is not known yet that the first was applied
+				in.Grants = []quota.Grant{grant(p, 7, 60)}
+				if a := agent.Load(); a != nil && a.Status().Settled {
+					t.Error("settled before the shares are held")
+				}
+			}
+			return in, nil
+		}}
+		b := setup(t, store, []*quota.Policy{p})
+		a := startAgent(t, b, co, "n1")
+		agent.Store(a)
+		<-time.After(3 * time.Second)
+		if !a.Status().Settled {
+			t.Error("not settled though the coordinator has no more shares to give")
+		}
+	})
+}
+
 func TestFirstDatasetWaitsForTheOtherRegions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newMemStore()

@@ -35,6 +35,9 @@ func (a *Agent) exchange(ctx context.Context, state quota.DatasetState) (next ti
 	if err := a.apply(ctx, instr); err != nil {
 		return 0, false, err
 	}
+	if len(instr.Grants) == 0 && !instr.Full && report.Epoch == instr.Epoch {
+		a.settled = true
+	}
 	return a.nextReport(instr), len(instr.Grants) > 0, nil
 }
 
