@@ -168,6 +168,7 @@ func TestProcessesShareOneLimit(t *testing.T) {
 	// Whatever the split does meanwhile, the world admits the limit and no more.
 	body := `{"attributes":{"route":"POST /jobs","tenant":"acme"}}`
 	admitted := 0
+	var last map[string]any
 	for i := range 120 {
 		answer, err := call(t.Context(), client, nodes[i%3].url, body)
 		if err != nil {
@@ -175,12 +176,13 @@ func TestProcessesShareOneLimit(t *testing.T) {
 		} else if answer["allowed"] == true {
 			admitted++
 		}
+		last = answer
 	}
 	if admitted > 30 {
 		t.Errorf("three regions admitted %d, the limit is 30", admitted)
 	}
 	if admitted < 6 {
-		t.Errorf("three regions admitted %d together, less than their floors", admitted)
+		t.Errorf("three regions admitted %d together, less than their floors; the last answer is %v", admitted, last)
 	}
 	stopUnderLoad(t, client, nodes, body)
 }

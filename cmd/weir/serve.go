@@ -39,7 +39,11 @@ func newRegional(env *environment) *cobra.Command {
 		Short: "Run a limiter node of one region",
 		Args:  noArgs,
 		RunE: serve(env, func(ctx context.Context, log *slog.Logger) error {
-			return app.RunRegional(ctx, cfg, log)
+			role, err := app.StartRegional(ctx, cfg, log)
+			if err != nil {
+				return err
+			}
+			return role.Wait(ctx)
 		}),
 	}
 	cfg.Flags(cmd.Flags())
@@ -53,7 +57,11 @@ func newCoordinator(env *environment) *cobra.Command {
 		Short: "Run the coordinator that splits global limits between regions",
 		Args:  noArgs,
 		RunE: serve(env, func(ctx context.Context, log *slog.Logger) error {
-			return app.RunCoordinator(ctx, cfg, log)
+			role, err := app.StartCoordinator(ctx, cfg, log)
+			if err != nil {
+				return err
+			}
+			return role.Wait(ctx)
 		}),
 	}
 	cfg.Flags(cmd.Flags())

@@ -71,13 +71,11 @@ func (c *RedisConfig) store() (lua.Config, error) {
 			return cfg, invalid("redis", "%q is not host:port", addr)
 		}
 	}
-	if c.PasswordFile != "" {
-		password, err := os.ReadFile(c.PasswordFile)
-		if err != nil {
-			return cfg, invalid("redis-password-file", "%v", err)
-		}
-		cfg.Password = strings.TrimRight(string(password), "\r\n")
+	password, err := secretFile("redis-password-file", c.PasswordFile)
+	if err != nil {
+		return cfg, err
 	}
+	cfg.Password = password
 	if c.TLS {
 		cfg.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
@@ -93,6 +91,8 @@ type RegionalConfig struct {
 	Nodes       int
 	Coordinator string
 	Policies    string
+	Snapshot    string
+	TokenFile   string
 	Redis       RedisConfig
 	Report      time.Duration
 	Deadline    time.Duration
@@ -108,7 +108,9 @@ func (c *RegionalConfig) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Node, "node", "", "name of the node, unique in its region (default: host name and port)")
 	fs.IntVar(&c.Nodes, "region-nodes", 1, "nodes of the region: each uses that part of the region's share while Redis is away")
 	fs.StringVar(&c.Coordinator, "coordinator", "", "URL of the coordinator; without one the region is the only one and has every limit in full")
-	fs.StringVar(&c.Policies, "policies", "", "YAML file of policies, read again when it changes")
+	fs.StringVar(&c.Policies, "policies", "", "YAML file of policies, read again when it changes; without one the policies come from the coordinator")
+	fs.StringVar(&c.Snapshot, "policy-snapshot", "", "file that keeps the coordinator's policies over a restart of the node")
+	fs.StringVar(&c.TokenFile, "token-file", "", "file that holds the node's API token for the coordinator, of role region")
 	fs.DurationVar(&c.Report, "report-interval", time.Second, "how often the region reports to the coordinator")
 	fs.DurationVar(&c.Deadline, "store-deadline", quota.DefaultStoreDeadline, "how long a check waits for Redis where its policies state no storeDeadline")
 	fs.DurationVar(&c.Drain, "drain-delay", 5*time.Second, "how long to go on accepting calls after a stop was asked for, so that load balancers notice")
@@ -121,8 +123,10 @@ func (c *RegionalConfig) Validate() error {
 	switch {
 	case !quota.ValidRegion(quota.Region(c.Region)):
 		return invalid("region", "%q is not a region's name; use letters, digits, - and _, for example us-east", c.Region)
-	case c.Policies == "":
-		return invalid("policies", "no file; pass the YAML file that holds the policies")
+	case c.Policies == "" && c.Coordinator == "":
+		return invalid("policies", "no file and no --coordinator; one of them must say what the policies are")
+	case c.Policies != "" && c.Snapshot != "":
+		return invalid("policy-snapshot", "the policies come from a file already, --policies")
 	case c.Nodes < 1:
 		return invalid("region-nodes", "%d; a region has at least this node", c.Nodes)
 	case c.Deadline < time.Millisecond || c.Deadline > 10*time.Second:
@@ -143,6 +147,9 @@ type CoordinatorConfig struct {
 	Listen    string
 	Regions   []string
 	Policies  string
+	Postgres  PostgresConfig
+	Auth      string
+	AdminFile string
 	Rebalance time.Duration
 	Drain     time.Duration
 	OTLP      string
@@ -153,6 +160,9 @@ func (c *CoordinatorConfig) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Listen, "listen", ":8080", "address to serve regions, the console, metrics and health on")
 	fs.StringSliceVar(&c.Regions, "regions", nil, "every region that shares the limits, comma-separated")
 	fs.StringVar(&c.Policies, "policies", "", "YAML file of policies, read again when it changes")
+	fs.StringVar(&c.Auth, "auth", "", "who may call the coordinator: token asks everybody for an API token, none asks nobody (default: token with --postgres, else none)")
+	fs.StringVar(&c.AdminFile, "admin-token-file", "", "file that holds the secret of the first administrator, who makes the other tokens")
+	c.Postgres.Flags(fs)
 	fs.DurationVar(&c.Rebalance, "rebalance-interval", time.Minute, "how often every limit is split anew")
 	fs.DurationVar(&c.Drain, "drain-delay", 5*time.Second, "how long to go on accepting calls after a stop was asked for, so that load balancers notice")
 	fs.StringVar(&c.OTLP, "otlp-endpoint", "", "send traces to this OTLP gRPC endpoint, host:port; none are made without it")
@@ -171,8 +181,11 @@ func (c *CoordinatorConfig) Validate() error {
 			return invalid("regions", "%q is named twice", r)
 		}
 	}
-	if c.Policies == "" {
-		return invalid("policies", "no file; pass the YAML file that holds the policies")
+	if c.Policies == "" && c.Postgres.URL == "" {
+		return invalid("postgres", "no URL and no --policies; one of them must say what the policies are")
+	}
+	if c.Auth != "" && c.Auth != authToken && c.Auth != authNone {
+		return invalid("auth", "%q; use %s or %s", c.Auth, authToken, authNone)
 	}
 	if c.Rebalance < time.Second || c.Rebalance > 10*time.Minute {
 		return invalid("rebalance-interval", "%s; use 1s to 10m", c.Rebalance)
@@ -225,6 +238,28 @@ func (e *ConfigError) Unwrap() error { return quota.ErrInvalid }
 
 func invalid(flag, format string, args ...any) error {
 	return &ConfigError{Flag: flag, Problem: fmt.Sprintf(format, args...)}
+}
+
+// The values of --auth.
+const (
+	authToken = "token"
+	authNone  = "none"
+)
+
+// secretFile reads a secret from the file that a flag names; no file is no secret.
+func secretFile(flag, path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", invalid(flag, "%v", err)
+	}
+	secret := strings.TrimSpace(string(text))
+	if secret == "" {
+		return "", invalid(flag, "%s is empty", path)
+	}
+	return secret, nil
 }
 
 func checkURL(flag, text string) error {

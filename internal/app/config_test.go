@@ -44,7 +44,8 @@ func TestCoordinatorConfigNamesTheFlag(t *testing.T) {
 	}
 	for flag, spoil := range map[string]func(*app.CoordinatorConfig){
 		"regions":            func(c *app.CoordinatorConfig) { c.Regions = []string{"a", "a"} },
-		"policies":           func(c *app.CoordinatorConfig) { c.Policies = "" },
+		"postgres":           func(c *app.CoordinatorConfig) { c.Policies = "" },
+		"auth":               func(c *app.CoordinatorConfig) { c.Auth = "password" },
 		"rebalance-interval": func(c *app.CoordinatorConfig) { c.Rebalance = time.Millisecond },
 		"listen":             func(c *app.CoordinatorConfig) { c.Listen = "nowhere" },
 	} {

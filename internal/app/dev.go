@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -137,7 +138,8 @@ func (d *Dev) start(ctx context.Context, cfg DevConfig) error {
 	d.Coordinator = url
 	return d.life.serve(ln, rpc.ServerConfig{
 		Regions: c, Registry: registry, Logger: d.life.log, Ready: coordinatorReadiness(c),
-		Mounts: consoleMounts(d.consoleStatus),
+		Policies: policyService(policies, rand.Text()),
+		Mounts:   consoleMounts(d.consoleStatus),
 	})
 }
 
@@ -154,10 +156,11 @@ func (d *Dev) startRegion(ctx context.Context, region quota.Region, policies pol
 		return rpc.ServerConfig{}, err
 	}
 	d.life.onStop("redis client", func(context.Context) error { return store.Close() })
+	registry := newRegistry()
 	engine, server, err := d.life.startNode(ctx, node{
 		region: region, name: string(region) + "-1", report: time.Second, deadline: devDeadline, nodes: func() int { return 1 },
 		floor: func(p *quota.Policy) quota.Share { return coordinator.Floor(DevRegions, region, p) },
-		store: store, policies: policies, coordinator: d.coordinator, registry: newRegistry(),
+		store: store, policies: d.life.fromStore(policies, region, registry), coordinator: d.coordinator, registry: registry,
 	})
 	d.engines = append(d.engines, engine)
 	return server, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"time"
 )
@@ -12,6 +13,29 @@ import (
 // stopTimeout bounds each stop step, so that a part that hangs cannot keep the
 // process from ending.
 const stopTimeout = 15 * time.Second
+
+// Role is a role that runs.
+type Role struct {
+	// URL is where it serves.
+	URL  string
+	life *lifecycle
+}
+
+// startRole runs a start function, or the stop steps of what it had started.
+func startRole(log *slog.Logger, start func(*lifecycle) (net.Listener, error)) (*Role, error) {
+	l := newLifecycle(log)
+	ln, err := start(l)
+	if err != nil {
+		return nil, errors.Join(err, l.stop())
+	}
+	return &Role{URL: "http://" + ln.Addr().String(), life: l}, nil
+}
+
+// Wait blocks until ctx ends or a part fails, then stops everything.
+func (r *Role) Wait(ctx context.Context) error { return r.life.wait(ctx) }
+
+// Stop stops everything. It may be called again.
+func (r *Role) Stop() error { return r.life.stop() }
 
 // lifecycle holds what has been started and how to stop it.
 type lifecycle struct {

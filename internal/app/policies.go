@@ -25,21 +25,22 @@ var ExamplePolicies []byte
 // a change.
 const pollPolicies = 30 * time.Second
 
-// policySource hands every revision that comes into force in a region to use.
+// policySource hands every revision that comes into force to use.
 type policySource struct {
-	store  policystore.Store
-	region quota.Region
-	use    func(revision int64, policies []*quota.Policy, overrides []quota.Override) error
-	log    *slog.Logger
+	store policystore.Store
+	// inForce is what the store says is in force for this use.
+	inForce func(ctx context.Context) (policystore.Snapshot, error)
+	use     func(revision int64, policies []*quota.Policy, overrides []quota.Override) error
+	log     *slog.Logger
 
 	revision prometheus.Gauge
 	refused  prometheus.Counter
 	seen     policystore.Position
 }
 
-func newPolicySource(store policystore.Store, region quota.Region, reg prometheus.Registerer, log *slog.Logger) *policySource {
+func newPolicySource(store policystore.Store, inForce func(context.Context) (policystore.Snapshot, error), reg prometheus.Registerer, log *slog.Logger) *policySource {
 	s := &policySource{
-		store: store, region: region, log: log,
+		store: store, inForce: inForce, log: log,
 		revision: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "weir_policy_revision", Help: "Policy revision in force.",
 		}),
@@ -58,7 +59,7 @@ func (s *policySource) load(ctx context.Context) error {
 	if err != nil || at == s.seen {
 		return err
 	}
-	snapshot, err := s.store.InForce(ctx, s.region)
+	snapshot, err := s.inForce(ctx)
 	if err != nil {
 		return err
 	}

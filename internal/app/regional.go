@@ -24,65 +24,120 @@ import (
 // startTimeout bounds the start of a role: reaching its store, reading its policies.
 const startTimeout = 30 * time.Second
 
-// RunRegional runs one node of one region until ctx ends or a part fails.
-func RunRegional(ctx context.Context, cfg RegionalConfig, log *slog.Logger) error {
+// StartRegional starts one node of one region.
+func StartRegional(ctx context.Context, cfg RegionalConfig, log *slog.Logger) (*Role, error) {
 	if err := cfg.Validate(); err != nil {
-		return err
+		return nil, err
 	}
-	l := newLifecycle(log)
-	if err := startRegional(ctx, l, cfg); err != nil {
-		return errors.Join(err, l.stop())
-	}
-	return l.wait(ctx)
+	return startRole(log, func(l *lifecycle) (net.Listener, error) { return startRegional(ctx, l, cfg) })
 }
 
-func startRegional(ctx context.Context, l *lifecycle, cfg RegionalConfig) error {
+func startRegional(ctx context.Context, l *lifecycle, cfg RegionalConfig) (net.Listener, error) {
 	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	tracer, err := l.tracing(starting, cfg.OTLP, "weir-regional")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	redis, err := cfg.Redis.store()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	store, err := lua.Open(starting, redis)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	l.onStop("redis", func(context.Context) error { return store.Close() })
 
-	registry := newRegistry()
-	policies := memory.New(time.Now)
-	if err := l.watchFile(starting, cfg.Policies, policies, registry); err != nil {
-		return err
-	}
 	ln, err := (&net.ListenConfig{}).Listen(starting, "tcp", cfg.Listen)
 	if err != nil {
-		return fmt.Errorf("--listen: %w", err)
+		return nil, fmt.Errorf("--listen: %w", err)
 	}
 	n := node{
 		region: quota.Region(cfg.Region), name: cfg.Node, report: cfg.Report, deadline: cfg.Deadline, drain: cfg.Drain,
-		nodes: func() int { return cfg.Nodes }, store: store, policies: policies, registry: registry, tracer: tracer,
+		nodes: func() int { return cfg.Nodes }, store: store, registry: newRegistry(), tracer: tracer,
 	}
 	if n.name == "" {
 		host, _ := os.Hostname()
 		n.name = host + "/" + ln.Addr().String()
 	}
-	if cfg.Coordinator != "" {
-		client, err := rpc.NewRegionClient(rpc.ClientConfig{URL: cfg.Coordinator, Timeout: 2 * time.Second, Logger: l.log})
-		if err != nil {
-			return errors.Join(err, ln.Close())
-		}
-		l.onStop("coordinator client", func(context.Context) error { return client.Close() })
-		n.coordinator = client
-	}
-	_, server, err := l.startNode(starting, n)
+	server, err := l.startFrom(starting, cfg, n)
 	if err != nil {
-		return errors.Join(err, ln.Close())
+		return nil, errors.Join(err, ln.Close())
 	}
-	return l.serve(ln, server)
+	return ln, l.serve(ln, server)
+}
+
+// startFrom starts a node with its coordinator, if it has one, and its policies, from
+// a file or from the coordinator.
+func (l *lifecycle) startFrom(ctx context.Context, cfg RegionalConfig, n node) (rpc.ServerConfig, error) {
+	client := rpc.ClientConfig{URL: cfg.Coordinator, Timeout: 2 * time.Second, Logger: l.log}
+	token, err := secretFile("token-file", cfg.TokenFile)
+	if err != nil {
+		return rpc.ServerConfig{}, err
+	}
+	client.Token = rpc.Secret(token)
+	if cfg.Coordinator != "" {
+		c, err := rpc.NewRegionClient(client)
+		if err != nil {
+			return rpc.ServerConfig{}, err
+		}
+		l.onStop("coordinator client", func(context.Context) error { return c.Close() })
+		n.coordinator = c
+	}
+	if cfg.Policies != "" {
+		policies := memory.New(time.Now)
+		if err := l.watchFile(ctx, cfg.Policies, policies, n.registry); err != nil {
+			return rpc.ServerConfig{}, err
+		}
+		n.policies = l.fromStore(policies, n.region, n.registry)
+	} else {
+		c, err := rpc.NewPolicyClient(client)
+		if err != nil {
+			return rpc.ServerConfig{}, err
+		}
+		l.onStop("policy client", func(context.Context) error { return c.Close() })
+		n.policies = l.fromCoordinator(c, n.region, cfg.Snapshot, n.registry)
+	}
+	_, server, err := l.startNode(ctx, n)
+	return server, err
+}
+
+// fromStore feeds an engine from a store in this process.
+func (l *lifecycle) fromStore(store policystore.Store, region quota.Region, reg prometheus.Registerer) policyFeed {
+	inForce := func(ctx context.Context) (policystore.Snapshot, error) { return store.InForce(ctx, region) }
+	source := newPolicySource(store, inForce, reg, l.log)
+	return func(ctx context.Context, set func(*quota.Index)) error {
+		source.use = indexInto(set)
+		if err := source.load(ctx); err != nil {
+			return err
+		}
+		l.start("policies", source.run)
+		return nil
+	}
+}
+
+// fromCoordinator feeds an engine from the coordinator's stream, or at first from the
+// snapshot of an earlier run.
+func (l *lifecycle) fromCoordinator(c *rpc.PolicyClient, region quota.Region, snapshot string, reg prometheus.Registerer) policyFeed {
+	f := newFollower(region, snapshot, reg, l.log)
+	f.watch = func(ctx context.Context, known *rpc.WatchPosition, use func(rpc.PolicyUpdate) error) error {
+		return c.Watch(ctx, region, known, use)
+	}
+	return func(ctx context.Context, set func(*quota.Index)) error {
+		f.use = indexInto(set)
+		f.restore()
+		if snapshot != "" {
+			l.start("policy snapshot", f.keep)
+		}
+		l.start("policies", f.run)
+		select {
+		case <-f.loaded:
+			return nil
+		case <-ctx.Done():
+			return errors.New("no policies: the coordinator did not send any, and there is no snapshot of an earlier run")
+		}
+	}
 }
 
 // node is what a regional node is made of.
@@ -95,11 +150,15 @@ type node struct {
 	nodes       func() int
 	floor       func(*quota.Policy) quota.Share
 	store       *lua.Store
-	policies    policystore.Store
+	policies    policyFeed
 	coordinator regional.Coordinator
 	registry    *prometheus.Registry
 	tracer      trace.TracerProvider
 }
+
+// policyFeed brings policies into force, now and whenever they change. It returns when
+// the first set is in force.
+type policyFeed func(ctx context.Context, set func(*quota.Index)) error
 
 // startNode starts all of a node but its server, whose configuration it returns.
 func (l *lifecycle) startNode(ctx context.Context, n node) (*regional.Engine, rpc.ServerConfig, error) {
@@ -121,12 +180,9 @@ func (l *lifecycle) startNode(ctx context.Context, n node) (*regional.Engine, rp
 		return nil, none, err
 	}
 	l.onStop("engine", engine.Close)
-	source := newPolicySource(n.policies, n.region, n.registry, l.log)
-	source.use = indexInto(engine.SetIndex)
-	if err := source.load(ctx); err != nil {
+	if err := n.policies(ctx, engine.SetIndex); err != nil {
 		return nil, none, err
 	}
-	l.start("policies", source.run)
 	agent, err := regional.NewAgent(regional.AgentConfig{
 		Engine: engine, Dataset: n.store, Coordinator: n.coordinator,
 		Region: n.region, Node: n.name, Interval: n.report, Logger: l.log,
@@ -176,7 +232,7 @@ func (l *lifecycle) serve(ln net.Listener, cfg rpc.ServerConfig) error {
 const patience = 5 * time.Second
 
 // regionReadiness says when a node should get traffic: once it has policies, and the
-// region has heard from its coordinator or waited long enough.
+// region has its shares or waited long enough for them.
 type regionReadiness struct {
 	engine      *regional.Engine
 	agent       *regional.Agent
@@ -187,7 +243,7 @@ type regionReadiness struct {
 
 func (r *regionReadiness) check(context.Context) rpc.Readiness {
 	health, agent := r.engine.Health(), r.agent.Status()
-	heard := !r.coordinated || !agent.Holder || !agent.LastReport.IsZero()
+	heard := !r.coordinated || !agent.Holder || agent.Settled
 	if health.Ready && (heard || time.Since(r.since) > patience) {
 		r.settled.Store(true)
 	}

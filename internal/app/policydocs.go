@@ -1,0 +1,84 @@
+package app
+
+import (
+	"fmt"
+
+	"github.com/weirhq/weir/policystore/document"
+	"github.com/weirhq/weir/quota"
+)
+
+// MaxPolicyDocument bounds the size of a policy document, in bytes.
+const MaxPolicyDocument = document.MaxBytes
+
+// ParsePolicies reads and validates a policy document as the servers do. The
+// error is a *quota.DocumentError that lists every problem.
+func ParsePolicies(text []byte) ([]*quota.Policy, error) { return document.Policies(text) }
+
+// MarshalPolicies writes a document that ParsePolicies reads back as equal policies.
+func MarshalPolicies(policies []*quota.Policy) []byte { return document.Marshal(policies) }
+
+// PolicyDocument is the text of a policy document and what people call it.
+type PolicyDocument struct {
+	Name string
+	Text []byte
+}
+
+// RepeatedPolicies finds ids that an earlier document has already; each problem
+// names both places. The result has the problems of each document. Ids that are
+// twice in one document are for ParsePolicies to find, as is everything else
+// that is wrong.
+func RepeatedPolicies(docs []PolicyDocument) [][]quota.Problem {
+	type place struct {
+		doc  int
+		node *quota.Node
+	}
+	seen := map[string]place{}
+	problems := make([][]quota.Problem, len(docs))
+	for i, doc := range docs {
+		root, err := document.Parse(doc.Text)
+		if err != nil {
+			continue
+		}
+		for n, policy := range items(field(root, "policies")) {
+			id := field(policy, "id")
+			if id == nil || id.Kind != quota.StringNode {
+				continue
+			}
+			first, ok := seen[id.Text]
+			if !ok {
+				seen[id.Text] = place{i, id}
+				continue
+			}
+			if first.doc == i {
+				continue
+			}
+			problems[i] = append(problems[i], quota.Problem{
+				Path: fmt.Sprintf("policies[%d].id", n), Line: id.Line, Column: id.Column,
+				Reason: fmt.Sprintf("%q is already the id of the policy at %s:%d:%d",
+					id.Text, docs[first.doc].Name, first.node.Line, first.node.Column),
+				Remedy: "give each policy an id of its own",
+			})
+		}
+	}
+	return problems
+}
+
+// field returns the first field of a mapping with the name, or nil.
+func field(n *quota.Node, name string) *quota.Node {
+	if n == nil || n.Kind != quota.MappingNode {
+		return nil
+	}
+	for _, f := range n.Fields {
+		if f.Name.Text == name {
+			return f.Value
+		}
+	}
+	return nil
+}
+
+func items(n *quota.Node) []*quota.Node {
+	if n == nil || n.Kind != quota.SequenceNode {
+		return nil
+	}
+	return n.Items
+}
