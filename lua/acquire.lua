@@ -32,6 +32,7 @@
 local DRIFT = 1.0005         -- how much the clock rates of two regions may differ
 local WRAP = 4e15            -- accumulators count modulo this, a multiple of 1e9
 local LIFE = 158112000000    -- the longest life of a bucket under a share record, ms
+local PAUSE = 2e6            -- longer than any record waits for tokens on their way, microseconds
 local WAIT = 9e15            -- the longest wait that a reply states, microseconds
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 local sub, match, format = string.sub, string.match, string.format
@@ -66,6 +67,15 @@ end
 -- kept, but for what it has gained since; a log counts as spent.
 local function foreign(value)
   return tonumber(match(value, '^(-?%d+)[:@]%d+$') or match(value, '^(-?%d*)1%d%d%d%d%d%d%d%d%d$')) or 0
+end
+
+-- Moves the instant of a share record that lies ahead of the clock by more than it
+-- ever should: the clock stepped back, and what counts by the record would stand still
+-- until it has caught up.
+local function restart(key, rec, at)
+  if not peek then
+    call('SET', key, (string.gsub(rec, '^(' .. string.rep('%d+:', 8) .. ')%d+', '%1' .. format('%.0f', at))))
+  end
 end
 
 -- Pass one: what each quota says. What pass two needs is kept per quota as
@@ -119,9 +129,9 @@ while a <= last do
       code = -1
     elseif max(0, level) < cost then
       code = 0
-      local gap = (cost - x) * period
-      wait = from + ceil(gap / refill) - now
-      if gap > 2 ^ 53 then wait = wait + 1 end
+      wait = ceil((cost - x) * period / refill)
+      if x + floor(wait * refill / period) < cost then wait = wait + 1 end -- a product above 2^53
+      wait = wait + from - now
     end
     q = {code, max(0, level), wait, key, kind, x, from, 0, 0, capacity, from - now, 0, 0, 0, slow}
     k, a = k + 1, a + 4
@@ -136,6 +146,10 @@ while a <= last do
     per = per * DRIFT
     local elapsed, rate, gained = now - at, tonumber(r), 0
     local lapsed = false
+    if elapsed < -PAUSE then
+      elapsed, at = 0, now
+      restart(KEYS[k + 1], rec, now)
+    end
     if elapsed > 0 then gained = floor(elapsed * rate / per) end
     if pc ~= c or pr ~= r then
       lease_end = lease_end or tonumber(match(held[1], '^[^:]+:%d+:%d+:(%d+)'))
@@ -157,8 +171,18 @@ while a <= last do
       life, modulus = min(ceil(life * ARGV[a + 4]), LIFE), nil
       a = a + 4
     end
-    local level, slow = bound, per / (rate * scale)
     local short = 0 -- what the accumulator lacks until the bucket has the cost
+    if base and limit / base > scale then
+      -- Room from a grown share fills more slowly than the ghost's.
+      for grown, from in string.gmatch(rec, '|(%d+):(%d+)') do
+        local since, first = (mark - grown) % WRAP, from * limit / base
+        if since >= WRAP / 2 then since = 0 end
+        local filled = floor(first + since * scale)
+        bound = min(bound, filled)
+        if filled < cost then short = max(short, ceil((cost - first) / scale) - since) end
+      end
+    end
+    local level, slow = bound, per / (rate * scale)
     if value then
       local x, was, wrap = nil, tonumber(sub(value, -9)), 1e9
       if was and string.byte(value, -10) == 49 then
@@ -183,13 +207,13 @@ while a <= last do
       local gain = max(0, since)
       if scale ~= 1 then gain = floor(gain * scale) end
       level = max(0, min(bound, x + gain))
-      short = (scale == 1 and cost - x or ceil((cost - x) / scale)) - since
+      short = max(short, (scale == 1 and cost - x or ceil((cost - x) / scale)) - since)
     end
     if cost > limit then
       code = -1
     elseif level < cost then
       code = 0
-      if bound < cost then short = max(short, (base and ceil(cost * base / limit) or cost) - ghost) end
+      short = max(short, (base and ceil(cost * base / limit) or cost) - ghost)
       if rate > 0 and lapsed then
         wait = ceil(short * per / rate) + 1
       elseif rate > 0 then
@@ -238,7 +262,13 @@ while a <= last do
         n = n * limit / ARGV[a + 2]
         a = a + 2
       end
-      if now < tonumber(from) then blocked = from - now end
+      if now < tonumber(from) then
+        blocked = from - now
+        if blocked > window + PAUSE then
+          blocked = window
+          restart(KEYS[k + 1], rec, now + window)
+        end
+      end
       k, a = k + 2, a + 1
     end
     n = floor(n / 1000)

@@ -18,6 +18,7 @@
 -- except by the gift.
 
 local DRIFT, WRAP = 1.0005, 4e15
+local GROWN = 8 -- the most instants of growth that a record remembers
 local call, floor = redis.call, math.floor
 local clock = call('TIME')
 local now = clock[1] * 1000000 + clock[2]
@@ -39,6 +40,36 @@ local function accrued(rec, elapsed)
   return leased * rec[4] / per + (elapsed - leased) * rec[7] / per, math.min(rec[3], rec[6])
 end
 
+-- The instants at which a share grew, as pairs of the accumulator and the capacity
+-- before, for keys whose room fills more slowly than the ghost: see doc.go. held is
+-- the capacity until now, room that and the gift.
+local function grown(rec, acc, gift, room, c)
+  local list = {}
+  for i = 16, #rec, 2 do
+    local was, from = rec[i], rec[i + 1] + gift
+    local age = (acc - was) % WRAP
+    -- Past a quarter of the accumulator's range an instant is long filled.
+    if from < math.min(room, c) and (age < WRAP / 4 or age >= WRAP / 2) then
+      list[#list + 1] = was
+      list[#list + 1] = from
+    end
+  end
+  if c > room then
+    list[#list + 1] = (acc + 1) % WRAP
+    list[#list + 1] = room
+  end
+  while #list > 2 * GROWN do
+    -- Two that differ least become one that is no higher than either.
+    local least = 2
+    for i = 4, #list - 2, 2 do
+      if list[i + 2] - list[i] < list[least + 2] - list[least] then least = i end
+    end
+    table.remove(list, least + 2)
+    table.remove(list, least - 1)
+  end
+  return list
+end
+
 local out = {1}
 local a = 3
 for i = 2, #KEYS do
@@ -52,7 +83,8 @@ for i = 2, #KEYS do
     for field in string.gmatch(text, '%d+') do rec[#rec + 1] = tonumber(field) end
   end
   -- limit, version, capacity, refill, period, permanent capacity, permanent
-  -- refill, accumulator, settled at, ghost, life, modulus, hold, shrunk at, epoch
+  -- refill, accumulator, settled at, ghost, life, modulus, hold, shrunk at, epoch,
+  -- then pairs of growth
   local newer = not text or mine > rec[15] or (mine == rec[15] and tonumber(version) > rec[2])
   if floors then newer = not text end
   if not newer then
@@ -63,6 +95,7 @@ for i = 2, #KEYS do
   else
     local c = tonumber(capacity)
     local acc, at, ghost, hold, shrunk = 0, now, 0, 0, 0
+    local growth = {}
     if kind == 'L' then
       at = 0
       if text then
@@ -91,15 +124,19 @@ for i = 2, #KEYS do
         if ghost == held and c > held then ghost = math.max(0, ghost - 1) end
       end
       ghost = math.min(c, ghost + gift)
+      growth = grown(rec, acc, gift, held + gift, c)
     else
       -- Nothing was spent here yet, unless the data was lost. Only the first grant of
       -- a new policy brings a gift, so that one is known to be unspent.
       at = math.max(now, tonumber(hot))
       if hot == '0' or gift ~= '0' then ghost = math.min(c, tonumber(initial)) end
+      if ghost < c then growth = {0, ghost} end
     end
+    local tail = ''
+    for g = 1, #growth, 2 do tail = tail .. string.format('|%.0f:%.0f', growth[g], growth[g + 1]) end
     call('SET', KEYS[i], table.concat({limit, version, capacity, refill, period, perm_c, perm_r,
       string.format('%.0f', acc), string.format('%.0f', at), string.format('%.0f', ghost), life, modulus,
-      string.format('%.0f', hold), string.format('%.0f', shrunk), ARGV[2]}, ':'))
+      string.format('%.0f', hold), string.format('%.0f', shrunk), ARGV[2]}, ':') .. tail)
     out[i] = tonumber(version)
   end
 end

@@ -269,6 +269,7 @@ func (h *heldShare) add(text string, now int64) error {
 		h.missing = true
 		return nil
 	}
+	text, _, _ = strings.Cut(text, "|")
 	fields := strings.Split(text, ":")
 	if len(fields) != 15 {
 		return fmt.Errorf("%q: want fifteen fields", text)

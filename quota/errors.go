@@ -16,6 +16,10 @@ var (
 	ErrConflict = errors.New("conflict")
 	// ErrUnavailable: a store or a peer did not answer.
 	ErrUnavailable = errors.New("unavailable")
+	// ErrUnauthenticated: the caller did not say who it is, or not so that it can be believed.
+	ErrUnauthenticated = errors.New("unauthenticated")
+	// ErrForbidden: the caller is known and may not do this.
+	ErrForbidden = errors.New("forbidden")
 	// ErrOverloaded: a bounded queue is full.
 	ErrOverloaded = errors.New("overloaded")
 	// ErrUninitialised: the stripe holds no region record yet: it is new, or has lost its data.

@@ -67,11 +67,11 @@ func (m *Model) decideRegional(now float64, a Attempt, e Entry) step {
 	c := float64(a.Cost)
 	s := step{code: 1, spendable: math.Max(0, level)}
 	if s.code = fits(c, capacity, s.spendable); s.code == 0 {
-		gap := (c - x) * period
-		s.wait = from + math.Ceil(gap/refill) - now
-		if gap > 1<<53 {
-			s.wait++
+		s.wait = math.Ceil((c - x) * period / refill)
+		if x+math.Floor(s.wait*refill/period) < c {
+			s.wait++ // a product above 2^53
 		}
+		s.wait += from - now
 	}
 	until := func(x float64) float64 { return from - now + math.Ceil((capacity-x)*slow) }
 	s.reset = func(charged bool) float64 {
@@ -132,8 +132,29 @@ func (m *Model) view(rec record, now float64, stripe int, e Entry) shared {
 	return v
 }
 
+// fill lowers the ghost of an overridden key to what its own refill has filled of the
+// room that growing shares made. It returns what the accumulator lacks for a cost.
+func (s *shared) fill(rec record, cost float64) (short float64) {
+	scale := s.scaling.Refill
+	if !s.overridden || s.limit/float64(s.scaling.Base) <= scale {
+		return 0
+	}
+	for _, g := range rec.grown {
+		since, first := mod(s.mark-g.acc, markWrap), g.capacity*s.limit/float64(s.scaling.Base)
+		if since >= markWrap/2 {
+			since = 0
+		}
+		filled := math.Floor(first + float64(since*scale))
+		s.ghost = math.Min(s.ghost, filled)
+		if filled < cost {
+			short = math.Max(short, math.Ceil((cost-first)/scale)-since)
+		}
+	}
+	return short
+}
+
 func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
-	rec := m.shareRecord(now, a.Stripe, e)
+	rec := m.shareRecord(now, a, e)
 	s := m.view(rec, now, a.Stripe, e)
 	cost, scale := float64(a.Cost), s.scaling.Refill
 	life, wrap := rec.life, rec.wrap
@@ -141,7 +162,8 @@ func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 		life, wrap = math.Min(math.Ceil(life*s.scaling.Life), float64(maxBucketLife/time.Millisecond)), markWrap
 	}
 	expires := now + life*1000
-	level, mark, short := s.ghost, s.mark, 0.0
+	short := s.fill(rec, cost)
+	level, mark := s.ghost, s.mark
 	if v, held := m.buckets[e.Bucket]; held || m.logs[e.Bucket].entries != nil {
 		moved := !held || !v.shared
 		if moved {
@@ -160,12 +182,11 @@ func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 		if moved {
 			m.keep(a, e.Bucket, bucketValue{level: v.level, mark: mark, shared: true, wrap: markWrap, expires: expires})
 		}
-		gain := math.Max(0, since)
-		short = cost - v.level
+		gain, lacks := math.Max(0, since), cost-v.level
 		if scale != 1 {
-			gain, short = math.Floor(gain*scale), math.Ceil(short/scale)
+			gain, lacks = math.Floor(gain*scale), math.Ceil(lacks/scale)
 		}
-		short -= since
+		short = math.Max(short, lacks-since)
 		level = math.Max(0, math.Min(s.ghost, v.level+gain))
 	}
 	out := step{code: fits(cost, s.limit, level), spendable: level}
@@ -201,12 +222,10 @@ func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 // wait returns the time until a cost fits, given what the accumulator lacks until
 // the bucket itself has it.
 func (s shared) wait(cost, short float64) float64 {
-	if s.ghost < cost {
-		if s.overridden {
-			cost = math.Ceil(cost * float64(s.scaling.Base) / float64(s.scaling.Limit))
-		}
-		short = math.Max(short, cost-s.policyGhost)
+	if s.overridden {
+		cost = math.Ceil(cost * float64(s.scaling.Base) / float64(s.scaling.Limit))
 	}
+	short = math.Max(short, cost-s.policyGhost)
 	switch {
 	case s.rate <= 0:
 		return 0
@@ -239,12 +258,24 @@ func mod(x, y float64) float64 {
 }
 
 // shareRecord returns the share record of an entry, writing the floor down where
-// there is none.
-func (m *Model) shareRecord(now float64, stripe int, e Entry) record {
+// there is none. A record whose instant lies ahead of the clock by more than it ever
+// should saw the clock step back; what counts by it would stand still until the clock
+// has caught up, so it goes on from here.
+func (m *Model) shareRecord(now float64, a Attempt, e Entry) record {
 	rec, ok := m.shares[e.ShareKey]
 	if !ok {
-		rec = newRecord(e.FloorGrant(), 0, now, m.regions[stripe].hot)
+		rec = newRecord(e.FloorGrant(), 0, now, m.regions[a.Stripe].hot)
 		m.shares[e.ShareKey] = rec
+	}
+	window := 0.0
+	if e.Algorithm == SlidingLog {
+		window = math.Ceil(rec.period * drift)
+	}
+	if rec.at-now > window+longestPause {
+		rec.at = now + window
+		if !a.Peek {
+			m.shares[e.ShareKey] = rec
+		}
 	}
 	return rec
 }
@@ -259,7 +290,7 @@ func (m *Model) decideLog(now float64, a Attempt, e Entry) step {
 	n, blocked := limit, 0.0
 	var s step
 	if e.ShareKey != "" {
-		rec := m.shareRecord(now, a.Stripe, e)
+		rec := m.shareRecord(now, a, e)
 		s.version, s.share = int64(rec.version), Share{Capacity: Tokens(rec.capacity)}
 		limit, n, window = rec.limit, rec.capacity, math.Ceil(rec.period*drift)
 		if rec.permCapacity != rec.capacity && m.regions[a.Stripe].leaseEnd < now {

@@ -2,6 +2,7 @@ package quota
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
@@ -25,6 +26,9 @@ const (
 	// lostPause is how long a dataset that replaced a lost one admits nothing:
 	// longer than tokens can be on their way between regions.
 	lostPause = 1_050_000 * time.Microsecond
+
+	// longestPause is more than any record waits for tokens on their way, in microseconds.
+	longestPause = 2e6
 
 	// blockWindow is the longest window of a global log that is waited for after
 	// a lost dataset. A longer one would cost more than the overshoot it avoids.
@@ -99,6 +103,45 @@ type record struct {
 	life, wrap                               float64
 	hold, shrunk                             float64
 	epoch                                    Epoch
+	// grown holds the instants at which the share grew, oldest first.
+	grown []growth
+}
+
+// growth is an instant at which a share grew: the accumulator then, and the capacity
+// before. A key whose refill is slower for its burst than the policy's fills the room
+// from there at its own pace, which the ghost does not know.
+type growth struct{ acc, capacity float64 }
+
+// maxGrown bounds how many instants of growth a record remembers.
+const maxGrown = 8
+
+// regrown returns the instants to remember after the share became capacity at the
+// given accumulator; room is what it was before, and any gift.
+func (r record) regrown(acc, gift, room, capacity float64) []growth {
+	var list []growth
+	for _, g := range r.grown {
+		g.capacity += gift
+		// Past a quarter of the accumulator's range an instant is long filled.
+		age := mod(acc-g.acc, markWrap)
+		if g.capacity < math.Min(room, capacity) && (age < markWrap/4 || age >= markWrap/2) {
+			list = append(list, g)
+		}
+	}
+	if capacity > room {
+		list = append(list, growth{math.Mod(acc+1, markWrap), room})
+	}
+	for len(list) > maxGrown {
+		// Two that differ least become one that is no higher than either.
+		least := 0
+		for i := 1; i < len(list)-1; i++ {
+			if list[i+1].capacity-list[i].capacity < list[least+1].capacity-list[least].capacity {
+				least = i
+			}
+		}
+		list[least].acc = list[least+1].acc
+		list = slices.Delete(list, least+1, least+2)
+	}
+	return list
 }
 
 func micros(d time.Duration) float64 { return float64(d / time.Microsecond) }
@@ -128,6 +171,9 @@ func newRecord(g Grant, epoch Epoch, now, hot float64) record {
 	if hot == 0 || g.Gift > 0 {
 		r.ghost = math.Min(r.capacity, float64(g.Floor.Capacity+g.Gift))
 	}
+	if r.ghost < r.capacity {
+		r.grown = []growth{{0, r.ghost}}
+	}
 	return r
 }
 
@@ -136,7 +182,7 @@ func newRecord(g Grant, epoch Epoch, now, hot float64) record {
 func (r record) settled(g Grant, epoch Epoch, now, leaseEnd float64) record {
 	n := newRecord(g, epoch, now, 0)
 	if g.Algorithm == SlidingLog {
-		n.at, n.ghost = r.at, 0
+		n.at, n.ghost, n.grown = r.at, 0, nil
 		n.hold, n.shrunk = r.hold, r.shrunk
 		if now-r.shrunk >= r.period*drift {
 			n.hold = 0
@@ -161,7 +207,9 @@ func (r record) settled(g Grant, epoch Epoch, now, leaseEnd float64) record {
 			}
 		}
 	}
-	n.ghost = math.Min(n.capacity, n.ghost+float64(g.Gift))
+	gift := float64(g.Gift)
+	n.ghost = math.Min(n.capacity, n.ghost+gift)
+	n.grown = r.regrown(n.acc, gift, capacity+gift, n.capacity)
 	return n
 }
 
