@@ -33,15 +33,16 @@ var layers = []layer{
 	{"migrations", nil},
 	{"gen/...", []string{"gen/..."}},
 	{"middleware/...", []string{"quota", "gen/...", "middleware/..."}},
-	{"internal/rpc", []string{"quota", "gen/..."}},
+	// Of the policy stores the contract and not an adapter: PolicyService is served from it.
+	{"internal/rpc", []string{"quota", "policystore", "gen/..."}},
 	{"internal/gossip", []string{"quota"}},
 	{"internal/console", []string{"quota", "gen/..."}},
 	{"internal/app", []string{
 		"quota", "splitter", "coordinator/...", "regional", "policystore/...", "lua", "migrations",
 		"gen/...", "middleware/...", "internal/rpc", "internal/gossip", "internal/console",
 	}},
-	// Commands say their requests in the words of the domain.
-	{"cmd/weir", []string{"quota", "internal/app", "internal/rpc"}},
+	// Commands say their requests in the words of the domain and of the contract of policy stores.
+	{"cmd/weir", []string{"quota", "policystore", "internal/app", "internal/rpc"}},
 	{"internal/testenv", nil},
 	{"internal/testenv/cmd/...", []string{"internal/testenv"}},
 	{"internal/repotest", nil},

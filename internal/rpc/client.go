@@ -26,6 +26,8 @@ const DefaultCallTimeout = 5 * time.Second
 type ClientConfig struct {
 	// URL of the server, for example "http://localhost:8081".
 	URL string
+	// Token, when set, is sent with every call. Over http:// everybody on the way can read it.
+	Token Secret
 	// Timeout bounds each call, connecting included; zero means DefaultCallTimeout.
 	Timeout time.Duration
 	// HTTPClient replaces the client's own connections; its owner closes them.
@@ -41,6 +43,7 @@ type conn struct {
 	http    *http.Client
 	owned   bool
 	log     *slog.Logger
+	options connect.ClientOption
 }
 
 func newConn(cfg ClientConfig) (conn, error) {
@@ -50,6 +53,10 @@ func newConn(cfg ClientConfig) (conn, error) {
 		return conn{}, fmt.Errorf("server URL: want http://host:port or https://host:port: %w", quota.ErrInvalid)
 	}
 	c := conn{url: cfg.URL, timeout: cfg.Timeout, http: cfg.HTTPClient, log: cfg.Logger}
+	c.options = connect.WithClientOptions(connect.WithCompressMinBytes(compressMinBytes))
+	if cfg.Token != "" {
+		c.options = connect.WithClientOptions(c.options, connect.WithInterceptors(bearerToken(cfg.Token)))
+	}
 	if c.timeout <= 0 {
 		c.timeout = DefaultCallTimeout
 	}
@@ -72,6 +79,28 @@ func newConn(cfg ClientConfig) (conn, error) {
 		}
 	}
 	return c, nil
+}
+
+// bearerToken sends a token with every call.
+type bearerToken Secret
+
+func (t bearerToken) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+		r.Header().Set("Authorization", "Bearer "+string(t))
+		return next(ctx, r)
+	}
+}
+
+func (t bearerToken) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
+		c := next(ctx, spec)
+		c.RequestHeader().Set("Authorization", "Bearer "+string(t))
+		return c
+	}
+}
+
+func (bearerToken) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
 }
 
 // Close closes idle connections. Calls under way go on.
@@ -109,7 +138,7 @@ func NewRegionClient(cfg ClientConfig) (*RegionClient, error) {
 	}
 	return &RegionClient{c, weirv1connect.NewRegionServiceClient(
 		c.http, c.url,
-		connect.WithReadMaxBytes(maxRegionBytes), connect.WithSendGzip(), connect.WithCompressMinBytes(compressMinBytes),
+		connect.WithReadMaxBytes(maxRegionBytes), connect.WithSendGzip(), c.options,
 	)}, nil
 }
 
@@ -142,7 +171,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 		return nil, err
 	}
 	return &Client{c, weirv1connect.NewLimiterServiceClient(
-		c.http, c.url, connect.WithReadMaxBytes(maxRegionBytes), connect.WithCompressMinBytes(compressMinBytes),
+		c.http, c.url, connect.WithReadMaxBytes(maxRegionBytes), c.options,
 	)}, nil
 }
 

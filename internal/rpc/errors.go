@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -47,6 +49,13 @@ type rule struct {
 // libraries repeat unavailable at once, which is the last thing an overloaded
 // node needs. It cannot be taken for a denial: a denial is never an error here.
 var table = [...]rule{
+	{
+		// Before ErrUnauthenticated, which it wraps.
+		sentinel: errThrottled, code: connect.CodeResourceExhausted, reason: "TOO_MANY_ATTEMPTS",
+		message: "too many failed attempts to authenticate from this address; wait, and check the token", retry: throttleRetry,
+	},
+	{sentinel: quota.ErrUnauthenticated, code: connect.CodeUnauthenticated, reason: "UNAUTHENTICATED"},
+	{sentinel: quota.ErrForbidden, code: connect.CodePermissionDenied, reason: "FORBIDDEN"},
 	{sentinel: quota.ErrInvalid, code: connect.CodeInvalidArgument, reason: "INVALID"},
 	{sentinel: quota.ErrNotFound, code: connect.CodeNotFound, reason: "NOT_FOUND"},
 	{sentinel: quota.ErrConflict, code: connect.CodeAborted, reason: "CONFLICT"},
@@ -117,13 +126,20 @@ func contextError(err error) *connect.Error {
 
 func (m errorMapper) fromRule(ctx context.Context, r *rule, procedure string, err error) *connect.Error {
 	message := r.message
-	if message == "" {
+	detail := policyDetail(err)
+	switch {
+	case detail != nil:
+		message = detail.message
+	case message == "":
 		message = err.Error()
-	} else {
+	default:
 		m.log.DebugContext(ctx, "call failed", "procedure", procedure, "code", r.code.String(), "error", err)
 	}
 	out := connect.NewError(r.code, errors.New(message))
 	addDetail(out, &errdetails.ErrorInfo{Reason: r.reason, Domain: errorDomain})
+	if detail != nil {
+		addDetail(out, detail.body)
+	}
 	if invalid, ok := errors.AsType[*invalidError](err); ok {
 		bad := &errdetails.BadRequest{}
 		for _, v := range invalid.violations {
@@ -134,7 +150,7 @@ func (m errorMapper) fromRule(ctx context.Context, r *rule, procedure string, er
 	}
 	if r.retry > 0 {
 		addDetail(out, &errdetails.RetryInfo{RetryDelay: durationpb.New(r.retry)})
-		out.Meta().Set("Retry-After", "1")
+		out.Meta().Set("Retry-After", strconv.Itoa(int(math.Ceil(r.retry.Seconds()))))
 	}
 	return out
 }
@@ -173,6 +189,9 @@ func decodeError(operation string, err error) error {
 	ce, ok := errors.AsType[*connect.Error](err)
 	if !ok {
 		return fmt.Errorf("%s: %w: %w", operation, quota.ErrUnavailable, err)
+	}
+	if rich := detailOf(ce); rich != nil {
+		return fmt.Errorf("%s: %w", operation, rich)
 	}
 	if sentinel := sentinelOf(ce); sentinel != nil {
 		// Not wrapped: connect's type must not travel on, or an answer of another

@@ -1,6 +1,8 @@
 package rpc
 
 import (
+	"time"
+
 	"google.golang.org/protobuf/proto"
 
 	weirv1 "github.com/weirhq/weir/gen/weir/v1"
@@ -47,3 +49,32 @@ func ToRequest(m *weirv1.CheckRequest, key string) (quota.Request, error) { retu
 
 // StrictJSON is the server's JSON codec.
 func StrictJSON(data []byte, m proto.Message) error { return strictJSON{"json"}.Unmarshal(data, m) }
+
+func PolicyOverTheWire(p *quota.Policy) (*quota.Policy, error) {
+	m := &weirv1.Policy{}
+	if err := overTheWire(fromPolicy(p), m); err != nil {
+		return nil, err
+	}
+	return toPolicy(m)
+}
+
+// ToPolicy is what a client makes of a policy.
+func ToPolicy(m *weirv1.Policy) (*quota.Policy, error) { return toPolicy(m) }
+
+// AccessTable lists the procedures that the table of access knows.
+func AccessTable() []string {
+	var out []string
+	for p := range accessTable {
+		out = append(out, p)
+	}
+	return out
+}
+
+// Throttle is the throttle of failed attempts.
+type Throttle struct{ t *throttle }
+
+func NewThrottle(now func() time.Time) Throttle { return Throttle{newThrottle(now)} }
+
+func (t Throttle) Spend(addr string) bool { return t.t.spend(addr) }
+
+func (t Throttle) Len() int { return t.t.model.Len() }

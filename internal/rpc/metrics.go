@@ -2,13 +2,13 @@ package rpc
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
-
-	"github.com/weirhq/weir/gen/weir/v1/weirv1connect"
 )
 
 // codeOK is the code label of a call that succeeded.
@@ -24,21 +24,14 @@ type metrics struct {
 	panics   prometheus.Counter
 }
 
-// procedures lists what a server with these services serves.
-func procedures(limiter, regions bool) []string {
+// procedures lists what the services of these names serve.
+func procedures(services ...string) []string {
 	var out []string
-	if limiter {
-		out = append(
-			out,
-			weirv1connect.LimiterServiceCheckProcedure,
-			weirv1connect.LimiterServiceCheckBatchProcedure,
-			weirv1connect.LimiterServicePeekProcedure,
-			weirv1connect.LimiterServiceExplainProcedure,
-			weirv1connect.LimiterServiceRefundProcedure,
-		)
-	}
-	if regions {
-		out = append(out, weirv1connect.RegionServiceReportProcedure)
+	for procedure := range accessTable {
+		service, _, _ := strings.Cut(strings.TrimPrefix(procedure, "/"), "/")
+		if slices.Contains(services, service) {
+			out = append(out, procedure)
+		}
 	}
 	return out
 }
@@ -90,6 +83,13 @@ func newMetrics(reg prometheus.Registerer, served []string) (*metrics, error) {
 		m.inFlight[p] = inFlight.WithLabelValues(p)
 	}
 	return m, nil
+}
+
+// refused records a call that was refused before its message was read.
+func (m *metrics) refused(procedure, code string) {
+	if byCode := m.requests[procedure]; byCode != nil {
+		byCode[code].Inc()
+	}
 }
 
 // done records one call. The trace, when it is sampled, becomes an exemplar.

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"runtime/debug"
 	"time"
@@ -16,8 +17,10 @@ type observer struct {
 	errors  errorMapper
 }
 
-// intercept is a connect.UnaryInterceptorFunc.
-func (o *observer) intercept(next connect.UnaryFunc) connect.UnaryFunc {
+var _ connect.Interceptor = (*observer)(nil)
+
+// WrapUnary observes calls.
+func (o *observer) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		procedure := req.Spec().Procedure
 		start := time.Now()
@@ -25,30 +28,65 @@ func (o *observer) intercept(next connect.UnaryFunc) connect.UnaryFunc {
 		inFlight.Inc()
 		defer inFlight.Dec()
 		markReached(ctx)
-		res, err := o.recovering(ctx, req, next)
+		var res connect.AnyResponse
+		err := o.recovering(func() (err error) {
+			res, err = next(ctx, req)
+			return err
+		})
 		code := codeOK
 		if err != nil {
 			ce := o.errors.encode(ctx, procedure, err)
 			code, err = ce.Code().String(), ce
 		}
 		o.metrics.done(ctx, procedure, code, time.Since(start))
-		return res, err
+		if err != nil {
+			return nil, err
+		}
+		return res, nil
 	}
 }
 
-func (o *observer) recovering(
-	ctx context.Context, req connect.AnyRequest, next connect.UnaryFunc,
-) (res connect.AnyResponse, err error) {
+// WrapStreamingHandler observes streams. They count when they end, and how long
+// they lasted tells nothing.
+func (o *observer) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		procedure := conn.Spec().Procedure
+		inFlight := o.metrics.inFlight[procedure]
+		inFlight.Inc()
+		defer inFlight.Dec()
+		markReached(ctx)
+		err := o.recovering(func() error { return next(ctx, conn) })
+		code := codeOK
+		if err != nil {
+			// Handlers return no errors of Connect: such a one says that the
+			// message could not be read, which of a stream is found out here.
+			ce, unread := errors.AsType[*connect.Error](err)
+			if !unread {
+				ce = o.errors.encode(ctx, procedure, err)
+			}
+			code, err = ce.Code().String(), ce
+		}
+		o.metrics.requests[procedure][code].Inc()
+		return err
+	}
+}
+
+// WrapStreamingClient is part of the interface; nothing here is a client.
+func (*observer) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+func (o *observer) recovering(call func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			if isAbort(v) {
 				panic(v) //nolint:forbidigo // net/http asks for this value to reach it
 			}
 			o.metrics.panics.Inc()
-			res, err = nil, errPanic(v, debug.Stack())
+			err = errPanic(v, debug.Stack())
 		}
 	}()
-	return next(ctx, req)
+	return call()
 }
 
 type reachedKey struct{}

@@ -34,6 +34,9 @@ func (h *regionHandler) Report(ctx context.Context, m *weirv1.ReportRequest) (*w
 	if err := validateReport(m); err != nil {
 		return nil, err
 	}
+	if err := mayActFor(ctx, quota.Region(m.GetRegion())); err != nil {
+		return nil, err
+	}
 	in, err := h.regions.Report(ctx, toReport(m))
 	if err != nil {
 		return nil, err

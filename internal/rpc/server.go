@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,6 +42,10 @@ const (
 	readHeaderTimeout = 5 * time.Second
 	callTimeout       = 30 * time.Second
 	idleTimeout       = 2 * time.Minute
+	// pingInterval and pingTimeout find HTTP/2 clients that vanished in the
+	// middle of a stream.
+	pingInterval = 15 * time.Second
+	pingTimeout  = 15 * time.Second
 )
 
 // DefaultDrainTimeout is how long Stop waits for calls under way when the
@@ -55,10 +60,14 @@ type Mount struct {
 }
 
 // ServerConfig is what a server is made of. Only Registry is mandatory; a nil
-// Limiter or Regions leaves that service out.
+// Limiter, Regions or Policies leaves that service out.
 type ServerConfig struct {
-	Limiter Limiter
-	Regions Regions
+	Limiter  Limiter
+	Regions  Regions
+	Policies *PolicyConfig
+	// Auth switches authentication on and, where policies are served, TokenService
+	// too. Nil is no authentication at all: everybody may do everything.
+	Auth *AuthConfig
 	// Registry receives the server's metrics and is what /metrics shows.
 	Registry *prometheus.Registry
 	// Logger may be nil.
@@ -85,8 +94,10 @@ type Server struct {
 	http     *http.Server
 	draining atomic.Bool
 	stopping sync.Once
-	stopped  chan struct{}
-	stopErr  error
+	// ending is closed when streams have to end.
+	ending  chan struct{}
+	stopped chan struct{}
+	stopErr error
 }
 
 // NewServer registers its metrics in cfg.Registry and does not listen yet.
@@ -100,7 +111,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if cfg.DrainTimeout <= 0 {
 		cfg.DrainTimeout = DefaultDrainTimeout
 	}
-	s := &Server{cfg: cfg, stopped: make(chan struct{})}
+	s := &Server{cfg: cfg, ending: make(chan struct{}), stopped: make(chan struct{})}
 	mux, err := s.routes()
 	if err != nil {
 		return nil, err
@@ -111,7 +122,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	s.http = &http.Server{
 		Handler:           s.farewell(mux),
 		Protocols:         &protocols,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, SendPingTimeout: pingInterval, PingTimeout: pingTimeout},
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
@@ -147,12 +158,78 @@ func (s *Server) routes() (*http.ServeMux, error) {
 
 // mountServices adds the RPC services and returns their names.
 func (s *Server) mountServices(mux *http.ServeMux) ([]string, error) {
-	m, err := newMetrics(s.cfg.Registry, procedures(s.cfg.Limiter != nil, s.cfg.Regions != nil))
+	var served []string
+	for name, on := range map[string]bool{
+		weirv1connect.LimiterServiceName: s.cfg.Limiter != nil,
+		weirv1connect.RegionServiceName:  s.cfg.Regions != nil,
+		weirv1connect.PolicyServiceName:  s.cfg.Policies != nil,
+		weirv1connect.TokenServiceName:   s.cfg.Policies != nil && s.cfg.Auth != nil,
+	} {
+		if on {
+			served = append(served, name)
+		}
+	}
+	slices.Sort(served)
+	m, err := newMetrics(s.cfg.Registry, procedures(served...))
 	if err != nil {
 		return nil, fmt.Errorf("rpc: register metrics: %w", err)
 	}
 	mapper := errorMapper{s.cfg.Logger}
 	watch := &observer{m, mapper}
+	options, err := s.interceptors(watch)
+	if err != nil {
+		return nil, err
+	}
+	var auth *authenticator
+	if s.cfg.Auth != nil {
+		am, err := newAuthMetrics(s.cfg.Registry)
+		if err != nil {
+			return nil, fmt.Errorf("rpc: register metrics: %w", err)
+		}
+		if auth, err = newAuthenticator(*s.cfg.Auth, am, m, mapper); err != nil {
+			return nil, err
+		}
+		options = connect.WithHandlerOptions(options, connect.WithRequestGate(auth.gate))
+	}
+	add := func(path string, h http.Handler) { mux.Handle(path, boundCall(watch.countRejected(h))) }
+	if s.cfg.Limiter != nil {
+		add(weirv1connect.NewLimiterServiceHandler(
+			&limiterHandler{s.cfg.Limiter, s.cfg.Headers, mapper}, options, connect.WithReadMaxBytes(maxLimiterBytes),
+		))
+	}
+	if s.cfg.Regions != nil {
+		add(weirv1connect.NewRegionServiceHandler(
+			&regionHandler{s.cfg.Regions}, options, connect.WithReadMaxBytes(maxRegionBytes),
+		))
+	}
+	if s.cfg.Policies != nil {
+		return served, s.mountPolicies(add, auth, options)
+	}
+	return served, nil
+}
+
+// mountPolicies adds PolicyService and, with authentication, TokenService.
+func (s *Server) mountPolicies(add func(string, http.Handler), auth *authenticator, options connect.HandlerOption) error {
+	cfg := *s.cfg.Policies
+	if cfg.Store == nil || cfg.Parse == nil || cfg.Marshal == nil || len(cfg.Instance) > maxInstance {
+		return fmt.Errorf("rpc: PolicyConfig needs a Store, Parse and Marshal, and an Instance of at most %d bytes: %w", maxInstance, quota.ErrInvalid)
+	}
+	changes, err := newChangeMetrics(s.cfg.Registry)
+	if err != nil {
+		return fmt.Errorf("rpc: register metrics: %w", err)
+	}
+	add(weirv1connect.NewPolicyServiceHandler(&policyHandler{
+		cfg: cfg, auth: auth, changes: changes, feed: newFeed(cfg.Store, s.cfg.Logger),
+		serial: make(chan struct{}, 1), stopping: s.ending,
+	}, options, policyOptions()))
+	if auth != nil {
+		add(weirv1connect.NewTokenServiceHandler(&tokenHandler{auth, changes}, options, connect.WithReadMaxBytes(maxReadBytes)))
+	}
+	return nil
+}
+
+// interceptors are what every service has in common.
+func (s *Server) interceptors(watch *observer) (connect.HandlerOption, error) {
 	var interceptors []connect.Interceptor
 	if s.cfg.TracerProvider != nil {
 		// Outermost, so that the observer sees the span. Metrics are the observer's.
@@ -166,30 +243,11 @@ func (s *Server) mountServices(mux *http.ServeMux) ([]string, error) {
 		}
 		interceptors = append(interceptors, tracing)
 	}
-	interceptors = append(interceptors, connect.UnaryInterceptorFunc(watch.intercept))
-	options := connect.WithHandlerOptions(
+	return connect.WithHandlerOptions(
 		jsonCodecs(),
 		connect.WithCompressMinBytes(compressMinBytes),
-		connect.WithInterceptors(interceptors...),
-	)
-	var served []string
-	add := func(name, path string, h http.Handler) {
-		mux.Handle(path, boundCall(watch.countRejected(h)))
-		served = append(served, name)
-	}
-	if s.cfg.Limiter != nil {
-		path, h := weirv1connect.NewLimiterServiceHandler(
-			&limiterHandler{s.cfg.Limiter, s.cfg.Headers, mapper}, options, connect.WithReadMaxBytes(maxLimiterBytes),
-		)
-		add(weirv1connect.LimiterServiceName, path, h)
-	}
-	if s.cfg.Regions != nil {
-		path, h := weirv1connect.NewRegionServiceHandler(
-			&regionHandler{s.cfg.Regions}, options, connect.WithReadMaxBytes(maxRegionBytes),
-		)
-		add(weirv1connect.RegionServiceName, path, h)
-	}
-	return served, nil
+		connect.WithInterceptors(append(interceptors, watch)...),
+	), nil
 }
 
 // mount turns the panic of a bad or taken pattern into an error.
@@ -213,11 +271,19 @@ func boundCall(next http.Handler) http.Handler {
 		// Neither fails on net/http's own writers; on others there is nothing to bound.
 		_ = control.SetReadDeadline(deadline)
 		_ = control.SetWriteDeadline(deadline)
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), controlKey{}, control)))
 		// A connection outlives the call, and what comes next may stream.
 		_ = control.SetReadDeadline(time.Time{})
 		_ = control.SetWriteDeadline(time.Time{})
 	})
+}
+
+type controlKey struct{}
+
+// controlOf returns the deadlines of the call, for a stream to set its own.
+func controlOf(ctx context.Context) *http.ResponseController {
+	control, _ := ctx.Value(controlKey{}).(*http.ResponseController)
+	return control
 }
 
 // farewell asks HTTP/1.1 clients to go elsewhere while the server drains: each
@@ -248,8 +314,8 @@ func (s *Server) Serve(ln net.Listener) error {
 	return fmt.Errorf("rpc: serve: %w", err)
 }
 
-// Stop becomes not ready, goes on accepting for DrainDelay, stops accepting and
-// waits for the calls under way, for at most DrainTimeout or until ctx is done;
+// Stop becomes not ready, goes on accepting for DrainDelay, ends the streams of
+// watchers, who go elsewhere, stops accepting and waits for the calls under way, for at most DrainTimeout or until ctx is done;
 // then it cuts what is left and says so. Repeated and concurrent calls wait for
 // the first and return its error.
 func (s *Server) Stop(ctx context.Context) error {
@@ -271,6 +337,7 @@ func (s *Server) drain(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
+	close(s.ending)
 	bounded, cancel := context.WithTimeout(ctx, s.cfg.DrainTimeout)
 	defer cancel()
 	if err := s.http.Shutdown(bounded); err != nil {
