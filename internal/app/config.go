@@ -251,7 +251,7 @@ func secretFile(flag, path string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
-	text, err := os.ReadFile(path)
+	text, err := os.ReadFile(path) //nolint:gosec // the operator names the file
 	if err != nil {
 		return "", invalid(flag, "%v", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -86,13 +87,13 @@ func (f *follower) run(ctx context.Context) error {
 		begun := time.Now()
 		err := f.watch(ctx, f.position, f.take)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // being stopped is no failure
 		}
 		if time.Since(begun) > followRetryMax {
 			wait = followRetry // it had been well
 		}
 		f.log.Warn("policies stay as they are: the coordinator's stream broke", "error", err, "again_in", wait)
-		pause := time.NewTimer(wait/2 + rand.N(wait/2+1))
+		pause := time.NewTimer(wait/2 + rand.N(wait/2+1)) //nolint:gosec // jitter guards nothing
 		select {
 		case <-ctx.Done():
 			pause.Stop()
@@ -119,9 +120,7 @@ func (f *follower) take(u rpc.PolicyUpdate) error {
 		overrides = make(map[string]quota.Override, len(u.Overrides))
 	} else if len(u.Changes) > 0 {
 		overrides = make(map[string]quota.Override, len(f.overrides)+len(u.Changes))
-		for k, o := range f.overrides {
-			overrides[k] = o
-		}
+		maps.Copy(overrides, f.overrides)
 	}
 	for _, o := range u.Overrides {
 		overrides[policystore.IDOf(o).MapKey()] = o

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -106,8 +107,7 @@ func (l *lifecycle) wait(ctx context.Context) error {
 // stop runs the steps, newest first. It may be called again.
 func (l *lifecycle) stop() error {
 	l.once.Do(func() {
-		for i := len(l.steps) - 1; i >= 0; i-- {
-			step := l.steps[i]
+		for _, step := range slices.Backward(l.steps) {
 			ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 			if err := step.stop(ctx); err != nil {
 				l.err = errors.Join(l.err, fmt.Errorf("stop %s: %w", step.name, err))

@@ -58,7 +58,7 @@ func startRegional(ctx context.Context, l *lifecycle, cfg RegionalConfig) (net.L
 		nodes: func() int { return cfg.Nodes }, store: store, registry: newRegistry(), tracer: tracer,
 	}
 	if n.name == "" {
-		host, _ := os.Hostname()
+		host, _ := os.Hostname() // without a name the address must do
 		n.name = host + "/" + ln.Addr().String()
 	}
 	server, err := l.startFrom(starting, cfg, n)

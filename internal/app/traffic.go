@@ -96,7 +96,7 @@ func (c *client) run(ctx context.Context, rate func() float64) {
 		default:
 			c.denied.Add(1)
 		}
-		pause.Reset(time.Duration(rand.ExpFloat64() / rate() * float64(time.Second)))
+		pause.Reset(time.Duration(rand.ExpFloat64() / rate() * float64(time.Second))) //nolint:gosec // simulated clients
 	}
 }
 
