@@ -205,8 +205,9 @@ func (l *lifecycle) serve(ln net.Listener, cfg rpc.ServerConfig) error {
 		return errors.Join(err, ln.Close())
 	}
 	l.log.Info("serving", "address", ln.Addr().String())
-	done := make(chan error, 1)
+	done := make(chan struct{})
 	go func() {
+		defer close(done)
 		err := server.Serve(ln)
 		if err != nil {
 			select {
@@ -214,7 +215,6 @@ func (l *lifecycle) serve(ln net.Listener, cfg rpc.ServerConfig) error {
 			default:
 			}
 		}
-		done <- err
 	}()
 	l.onStop("server", func(ctx context.Context) error {
 		err := server.Stop(ctx)
