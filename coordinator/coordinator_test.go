@@ -60,10 +60,11 @@ func newRegion(name quota.Region, demand float64) *fakeRegion {
 	return &fakeRegion{name: name, gen: "gen-" + string(name), demand: demand, shares: map[quota.ID]quota.Grant{}}
 }
 
-func (r *fakeRegion) share(id string) quota.Share {
+// share is what the region has of the policy "api".
+func (r *fakeRegion) share() quota.Share {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.shares[quota.ID{Policy: id}].Share
+	return r.shares[quota.ID{Policy: "api"}].Share
 }
 
 // exchange reports once and applies the answer.
@@ -132,7 +133,7 @@ func TestOneRebalanceFollowsTheTraffic(t *testing.T) {
 		})
 		check := func() (sum quota.Share) {
 			for _, r := range regions {
-				sum = sum.Add(r.share("api"))
+				sum = sum.Add(r.share())
 			}
 			if !sum.Within(policy.Limit.Share()) {
 				t.Errorf("shares in use sum to %v", sum)
@@ -150,7 +151,7 @@ func TestOneRebalanceFollowsTheTraffic(t *testing.T) {
 			check()
 		}
 		for _, r := range regions {
-			if has, needs := float64(r.share("api").Refill), r.demand*60*1000; has < needs {
+			if has, needs := float64(r.share().Refill), r.demand*60*1000; has < needs {
 				t.Errorf("%s is offered %v and has %v", r.name, needs, has)
 			}
 		}
@@ -270,10 +271,10 @@ func TestOnlyRegionsWithoutAPastAreFresh(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if !r.fresh || r.share("api") == (quota.Share{}) {
-		t.Fatalf("first dataset: fresh %v, share %v", r.fresh, r.share("api"))
+	if !r.fresh || r.share() == (quota.Share{}) {
+		t.Fatalf("first dataset: fresh %v, share %v", r.fresh, r.share())
 	}
-	was := r.share("api")
+	was := r.share()
 	second := newRegion("us-east", 1)
 	second.gen = "another"
 	for range 3 {
@@ -284,7 +285,7 @@ func TestOnlyRegionsWithoutAPastAreFresh(t *testing.T) {
 	if second.fresh {
 		t.Error("a dataset that replaces another is called fresh")
 	}
-	if got := second.share("api"); got != was {
+	if got := second.share(); got != was {
 		t.Errorf("after the loss the region is sent %v, it had %v", got, was)
 	}
 	if g := second.shares[quota.ID{Policy: "api"}]; g.Gift != 0 {
@@ -359,7 +360,7 @@ func TestALostLedgerIsLearntFromTheRegions(t *testing.T) {
 	exchangeAll(first, regions)
 	var before [3]quota.Share
 	for i, r := range regions {
-		before[i] = r.share("api")
+		before[i] = r.share()
 	}
 	second := newCoordinator(t, coordinator.Config{Ledger: memory.NewAfter(0)}) // behind the regions' epoch
 	if err := second.SetPolicies(1, []*quota.Policy{policy}); err != nil {
@@ -375,7 +376,7 @@ func TestALostLedgerIsLearntFromTheRegions(t *testing.T) {
 		t.Error("it still waits")
 	}
 	for i, r := range regions {
-		if got := r.share("api"); got != before[i] {
+		if got := r.share(); got != before[i] {
 			t.Errorf("%s had %v and has %v", r.name, before[i], got)
 		}
 	}
@@ -406,10 +407,10 @@ func TestARemovedRegionGivesBackWhatItHas(t *testing.T) {
 		run(c, 5*time.Second)
 		c = newCoordinator(t, coordinator.Config{Ledger: l, Interval: time.Second, Regions: three[:2]})
 		run(c, 5*time.Second)
-		if got := regions[2].share("api"); got != (quota.Share{}) {
+		if got := regions[2].share(); got != (quota.Share{}) {
 			t.Errorf("the region that left has %v", got)
 		}
-		sum := regions[0].share("api").Add(regions[1].share("api"))
+		sum := regions[0].share().Add(regions[1].share())
 		if sum != policy.Limit.Share() {
 			t.Errorf("the others have %v of %v", sum, policy.Limit.Share())
 		}

@@ -220,7 +220,7 @@ func portion(mine, all, free quota.Share) quota.Share {
 const unbounded = quota.Tokens(1 << 56)
 
 // convert returns a share that was counted by one period in terms of another,
-// rounded up, which is how bounds are converted.
+// rounded up: the way to convert a bound.
 func convert(s quota.Share, from, to time.Duration) quota.Share {
 	if from == to || from <= 0 || to <= 0 {
 		return s
@@ -233,8 +233,7 @@ func convert(s quota.Share, from, to time.Duration) quota.Share {
 	return s
 }
 
-// convertDown is convert, rounded down, which is how shares that stay as they are
-// are converted.
+// convertDown is convert, rounded down: the way to convert a share that stays.
 func convertDown(s quota.Share, from, to time.Duration) quota.Share {
 	if from == to || from <= 0 || to <= 0 {
 		return s
@@ -245,7 +244,7 @@ func convertDown(s quota.Share, from, to time.Duration) quota.Share {
 
 // scale returns t*to/from, at most unbounded, and whether that is exact.
 func scale(t quota.Tokens, from, to time.Duration) (whole quota.Tokens, exact bool) {
-	hi, lo := bits.Mul64(uint64(t), uint64(to)) //nolint:gosec // shares are not negative
+	hi, lo := bits.Mul64(uint64(t), uint64(to))
 	if hi >= uint64(from) {
 		return unbounded, true
 	}
@@ -253,5 +252,5 @@ func scale(t quota.Tokens, from, to time.Duration) (whole quota.Tokens, exact bo
 	if x >= uint64(unbounded) {
 		return unbounded, true
 	}
-	return quota.Tokens(x), rest == 0 //nolint:gosec // just compared
+	return quota.Tokens(x), rest == 0
 }

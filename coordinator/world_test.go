@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -318,10 +319,7 @@ func (w *world) loseData(r *simRegion) {
 func (w *world) live(r *simRegion) {
 	if w.rng.IntN(5) == 0 && r.revision != w.revision {
 		r.revision = w.revision
-		r.view = map[string]*quota.Policy{}
-		for id, p := range w.policies {
-			r.view[id] = p
-		}
+		r.view = maps.Clone(w.policies)
 		for id, rec := range r.records { // floors go with their policy
 			if rec.version == 0 && r.view[id.Policy] == nil {
 				delete(r.records, id)
@@ -385,10 +383,11 @@ func (w *world) acting(r *simRegion, id quota.ID) (quota.Share, time.Duration) {
 	if rec := r.records[id]; rec != nil && (rec.version > 0 || (p != nil && !again)) {
 		return rec.share, rec.period
 	}
-	// The one known exception, which docs/guarantees.md states: a region that has
-	// lost its record (data loss, or the policy was removed and is back) while a
-	// change of the limit is under way may use a floor that others still use.
-	if again && (p != w.policies[id.Policy] || !w.effective(id)) {
+	// The one known exception, which docs/guarantees.md states: a region without a
+	// record of a policy (not yet told, data loss, or the policy was removed and is
+	// back) while a change of the limit is under way may use a floor that others
+	// still use.
+	if current := p == w.policies[id.Policy]; (again && !current) || ((again || current) && !w.effective(id)) {
 		return quota.Share{}, 0
 	}
 	if p == nil {
@@ -446,7 +445,7 @@ func (w *world) reportDrain(r *simRegion, rec *simRecord, q *quota.QuotaReport) 
 }
 
 // apply follows instructions as a region must.
-func (r *simRegion) apply(w *world, a quota.Instructions, defer_ bool) {
+func (r *simRegion) apply(w *world, a quota.Instructions, later bool) {
 	if a.Gen != r.gen || (a.Epoch < r.epoch && !w.mutant.noEpochCheck) {
 		return
 	}
@@ -459,7 +458,7 @@ func (r *simRegion) apply(w *world, a quota.Instructions, defer_ bool) {
 	if len(a.Grants) > 0 || a.NextReport > 0 {
 		r.nextReport = w.now.Add(50 * time.Millisecond)
 	}
-	if defer_ {
+	if later {
 		for _, g := range a.Grants {
 			r.acked[g.ID] = g
 		}

@@ -236,12 +236,12 @@ func proportion(refill quota.Tokens, l quota.Limit) (whole int64, frac float64) 
 	return q, float64(rem) / float64(divisor)
 }
 
-// mulDiv returns a*b/c and the remainder, exactly. None is negative, and the
+// mulDiv returns a*b/c and the remainder, exactly. None may be negative, and the
 // result fits because a is at most c.
 func mulDiv(a, b, c int64) (q, rem int64) {
-	hi, lo := bits.Mul64(uint64(a), uint64(b)) //nolint:gosec // amounts of limits are not negative
-	x, r := bits.Div64(hi, lo, uint64(c))      //nolint:gosec // likewise
-	return int64(x), int64(r)                  //nolint:gosec // at most b, and below c
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	x, r := bits.Div64(hi, lo, uint64(c))
+	return int64(x), int64(r)
 }
 
 // Fit returns the largest share within s that obeys the rule between capacity
