@@ -31,7 +31,12 @@ type fleet struct {
 
 func startFleet(tb testing.TB, policies string) *fleet {
 	tb.Helper()
-	f := &fleet{postgres: app.PostgresConfig{URL: testenv.Postgres(tb)}}
+	return startFleetOn(tb, app.PostgresConfig{URL: testenv.Postgres(tb)}, policies)
+}
+
+func startFleetOn(tb testing.TB, postgres app.PostgresConfig, policies string) *fleet {
+	tb.Helper()
+	f := &fleet{postgres: postgres}
 	if err := app.MigrateUp(tb.Context(), f.postgres, io.Discard); err != nil {
 		tb.Fatal(err)
 	}
@@ -93,11 +98,20 @@ func (f *fleet) node(tb testing.TB, region quota.Region) app.RegionalConfig {
 
 func (f *fleet) apply(tb testing.TB, policies string) int64 {
 	tb.Helper()
-	applied, err := f.admin.Apply(tb.Context(), rpc.Change{Document: []byte(policies)})
+	revision, err := f.tryApply(tb, policies)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return applied.Revision.Number
+	return revision
+}
+
+func (f *fleet) tryApply(tb testing.TB, policies string) (int64, error) {
+	tb.Helper()
+	applied, err := f.admin.Apply(tb.Context(), rpc.Change{Document: []byte(policies)})
+	if err != nil {
+		return 0, err
+	}
+	return applied.Revision.Number, nil
 }
 
 // revision is what the node's next check is decided by.
@@ -237,7 +251,7 @@ func BenchmarkPolicyPropagation(b *testing.B) {
 func TestLoweredLimitHoldsEverywhere(t *testing.T) {
 	f := startFleet(t, tenantPolicy(1_000_000))
 	l := f.load(t)
-	for i := range 20 {
+	for i := range 100 {
 		f.inForce(t, f.apply(t, tenantPolicy(1_000_000)))
 		tenant := map[string]string{"tenant": fmt.Sprintf("lowered-%d", i)}
 		for _, c := range f.checks {
