@@ -32,6 +32,13 @@ cover: ## run every test and write coverage.out
 bench: ## run the Go benchmarks, one package at a time
 	go test -p 1 -run '^$$' -bench . -benchmem ./...
 
+soak: ## run the outage tests at full length (a minute each instead of seconds)
+	@WEIR_TEST_OUTAGE=60s scripts/test.sh -run 'Away' ./internal/app
+
+fuzz: ## fuzz each parser for five minutes
+	go test -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 5m ./policystore/document
+	go test -run '^$$' -fuzz '^FuzzApply$$' -fuzztime 5m ./internal/rpc
+
 lint: ## run go vet, gofmt and golangci-lint
 	@scripts/lint.sh $(GOLANGCI_LINT_VERSION)
 
