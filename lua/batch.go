@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -13,11 +14,12 @@ import (
 
 // call is one script call that waits for its shard.
 type call struct {
-	ctx   context.Context
-	key   string // decides the shard
-	cmd   once
-	done  chan struct{}
-	tries int
+	ctx  context.Context
+	key  string // decides the shard
+	cmd  once
+	done chan struct{}
+	// sent is whether the present cmd may have left; see take.
+	sent atomic.Bool
 }
 
 // once is a command that the client must not send twice when the fate of the first
@@ -39,14 +41,22 @@ type shard struct {
 // maxFlying lets one batch be written while the one before is being answered.
 const maxFlying = 2
 
-// maxTries bounds how often a call that Redis refused to run is sent again.
-const maxTries = 5
+// promptLoads is how often the scripts are loaded for one call without a pause.
+const promptLoads = 3
+
+// longestPause is the longest wait before a call that Redis refused is sent again.
+const longestPause = 16 * time.Millisecond
 
 // do runs one script call and waits for its answer or the end of ctx. A call that
-// is still queued when ctx ends is never sent.
+// is still queued when ctx ends is never sent. One that Redis refused to run, as it
+// does while slots move or a node starts, is sent again until ctx ends, but for no
+// longer than the store waits for an answer.
 func (s *Store) do(ctx context.Context, key string, args []any) (*redis.Cmd, error) {
 	c := &call{ctx: ctx, key: key, done: make(chan struct{})}
-	for {
+	started := time.Now()
+	var refused *Error
+	for try := 0; ; try++ {
+		c.sent.Store(false)
 		c.cmd = once{redis.NewCmd(ctx, args...)}
 		if err := s.enqueue(c); err != nil {
 			return nil, err
@@ -54,38 +64,45 @@ func (s *Store) do(ctx context.Context, key string, args []any) (*redis.Cmd, err
 		select {
 		case <-c.done:
 		case <-ctx.Done():
-			return nil, &Error{kind: "timeout", ran: true, cause: ctx.Err()}
+			if refused != nil {
+				return nil, &Error{kind: refused.kind, ran: c.sent.Load(), cause: refused.cause}
+			}
+			return nil, &Error{kind: "timeout", ran: c.sent.Load(), cause: ctx.Err()}
 		}
 		err := c.cmd.Err()
 		if err == nil {
 			return c.cmd.Cmd, nil
 		}
 		e, retry := interpret(err)
-		if c.tries++; !retry || c.tries >= maxTries {
+		if !retry || time.Since(started) > s.limits.patience || !s.recover(ctx, c, e, try) {
 			return nil, e
 		}
-		if err := s.recover(ctx, c, e); err != nil {
-			return nil, e
-		}
+		refused = e
 		c.done = make(chan struct{})
 	}
 }
 
-// recover does what the refusal of a call asks for.
-func (s *Store) recover(ctx context.Context, c *call, e *Error) error {
+// recover does what the refusal of a call asks for, and reports whether to send the
+// call again.
+func (s *Store) recover(ctx context.Context, c *call, e *Error, try int) bool {
 	switch e.kind {
 	case "noscript":
-		return s.reload(ctx, c.key)
+		if s.reload(ctx, c.key) != nil {
+			return false
+		}
+		if try < promptLoads {
+			return true
+		}
 	case "readonly", "moved":
 		s.rdb.ReloadState(ctx)
 	}
-	pause := time.NewTimer(time.Millisecond << (c.tries - 1))
+	pause := time.NewTimer(min(longestPause, time.Millisecond<<min(try, 10)))
 	defer pause.Stop()
 	select {
 	case <-pause.C:
-		return nil
+		return true
 	case <-ctx.Done():
-		return ctx.Err()
+		return false
 	}
 }
 
@@ -156,8 +173,13 @@ func (sh *shard) take(limit int) []*call {
 	batch := make([]*call, 0, min(limit, len(sh.waiting)))
 	i := 0
 	for ; i < len(sh.waiting) && len(batch) < limit; i++ {
-		if c := sh.waiting[i]; c.ctx.Err() == nil {
+		// Marked as sent before the look at its context: a caller whose context
+		// ended and who sees no mark knows that it never will be sent.
+		c := sh.waiting[i]
+		if c.sent.Store(true); c.ctx.Err() == nil {
 			batch = append(batch, c)
+		} else {
+			c.sent.Store(false)
 		}
 	}
 	rest := copy(sh.waiting, sh.waiting[i:])

@@ -18,6 +18,8 @@ const (
 	grantsPerCall = 64
 	// stripesPerPipeline bounds the answers that are read in one go.
 	stripesPerPipeline = 64
+	// maxLoads bounds how often one pipeline of the agent loads scripts.
+	maxLoads = 5
 	// demandFields bounds the region's demand hash; two fields a quota.
 	demandFields = 40_000
 	// demandKept is how long demand waits for an agent.
@@ -115,7 +117,7 @@ func (s *Store) stripewise(ctx context.Context, add func(p redis.Pipeliner, stri
 func (s *Store) reloadFor(ctx context.Context, cmds []redis.Cmder, from, attempt int) (bool, error) {
 	again := false
 	for i, cmd := range cmds {
-		if attempt < maxTries && redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
+		if attempt < maxLoads && redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
 			again = true
 			if err := s.reload(ctx, s.regionKey(from+i)); err != nil {
 				return false, err

@@ -80,7 +80,10 @@ type Store struct {
 	scripts scripts
 	prefix  string
 	stripes int
-	limits  struct{ queue, batch int }
+	limits  struct {
+		queue, batch int
+		patience     time.Duration
+	}
 
 	loading singleflight.Group
 	mu      sync.RWMutex
@@ -112,7 +115,7 @@ func open(ctx context.Context, cfg Config, rewrite func(string) string) (*Store,
 		prefix:  cfg.Prefix,
 		shards:  map[string]*shard{},
 	}
-	s.limits.queue, s.limits.batch = cfg.QueueLimit, cfg.BatchLimit
+	s.limits.queue, s.limits.batch, s.limits.patience = cfg.QueueLimit, cfg.BatchLimit, cfg.ReadTimeout
 	if err := s.start(ctx, cfg.Stripes); err != nil {
 		_ = s.rdb.Close()
 		return nil, err
@@ -157,13 +160,27 @@ func (s *Store) load(ctx context.Context, node *redis.Client) error {
 }
 
 // reload loads the scripts again into the primary of a key, once for all who wait.
+// Whoever stops waiting does not end it for the others.
 func (s *Store) reload(ctx context.Context, key string) error {
 	node, err := s.rdb.MasterForKey(ctx, key)
 	if err != nil {
 		return err
 	}
-	_, err, _ = s.loading.Do(node.Options().Addr, func() (any, error) { return nil, s.load(ctx, node) })
-	return err
+	s.flights.Add(1)
+	loaded := s.loading.DoChan(node.Options().Addr, func() (any, error) {
+		return nil, s.load(context.WithoutCancel(ctx), node)
+	})
+	done := make(chan error, 1)
+	go func() {
+		defer s.flights.Done()
+		done <- (<-loaded).Err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // Prefix returns what every key begins with.
