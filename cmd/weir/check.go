@@ -16,8 +16,7 @@ import (
 
 // question is what check and explain ask.
 type question struct {
-	server    string
-	timeout   time.Duration
+	conn      connection
 	cost      int64
 	requestID string
 	policies  []string
@@ -25,20 +24,24 @@ type question struct {
 }
 
 func (q *question) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&q.server, "server", "http://localhost:8081", "URL of a regional node")
-	cmd.Flags().DurationVar(&q.timeout, "timeout", rpc.DefaultCallTimeout, "how long to wait for the answer")
+	q.conn.flags(cmd, cmd.Flags(), rpc.DefaultCallTimeout)
 	cmd.Flags().Int64Var(&q.cost, "cost", 1, "tokens that the request spends; 0 asks without spending")
 	cmd.Flags().StringSliceVar(&q.policies, "policy", nil, "ask these policies only")
-	q.out.flags(cmd)
+	q.out.flags(cmd.Flags())
+	completeFlag(cmd, "output", cobra.FixedCompletions(formats, noFiles))
 }
 
-func (q *question) client() (*rpc.Client, error) {
+func (q *question) client(cmd *cobra.Command) (*rpc.Client, error) {
 	if err := q.out.check(); err != nil {
 		return nil, err
 	}
-	client, err := rpc.NewClient(rpc.ClientConfig{URL: q.server, Timeout: q.timeout})
+	cfg, err := q.conn.config(cmd.Flags())
 	if err != nil {
-		return nil, usageError{fmt.Errorf("--server: %w", err)}
+		return nil, err
+	}
+	client, err := rpc.NewClient(cfg)
+	if err != nil {
+		return nil, usagef("--server (or WEIR_SERVER, or the context): %w", err)
 	}
 	return client, nil
 }
@@ -48,22 +51,22 @@ func (q *question) request(args []string) (quota.Request, error) {
 	for _, arg := range args {
 		name, value, ok := strings.Cut(arg, "=")
 		if !ok || name == "" {
-			return r, usageError{fmt.Errorf("%q: write attributes as name=value, for example plan=free", arg)}
+			return r, usagef("%q: write attributes as name=value, for example plan=free", arg)
 		}
 		if _, twice := r.Attributes[name]; twice {
-			return r, usageError{fmt.Errorf("attribute %q is given twice", name)}
+			return r, usagef("attribute %q is given twice", name)
 		}
 		r.Attributes[name] = value
 	}
 	if q.cost < 0 || q.cost > rpc.MaxCost {
-		return r, usageError{fmt.Errorf("--cost %d: use 0 to %d", q.cost, rpc.MaxCost)}
+		return r, usagef("--cost %d: use 0 to %d", q.cost, rpc.MaxCost)
 	}
 	r.Cost = quota.Tokens(q.cost) * quota.Token
 	return r, nil
 }
 
 func newCheck(env *environment) *cobra.Command {
-	var q question
+	q := question{conn: connection{env: env, kind: regionalNode}}
 	var peek bool
 	cmd := &cobra.Command{
 		Use:   "check [name=value ...]",
@@ -72,7 +75,7 @@ func newCheck(env *environment) *cobra.Command {
 			"Exits with 0 when it may, 3 when it is denied.",
 		Example: "  weir check plan=free apiKey=ak_1\n  weir check route='POST /auth/login' ip=203.0.113.7 username=ada --peek -o json",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			client, err := q.client()
+			client, err := q.client(cmd)
 			if err != nil {
 				return err
 			}
@@ -151,13 +154,13 @@ func span(d time.Duration) string {
 }
 
 func newExplain(env *environment) *cobra.Command {
-	var q question
+	q := question{conn: connection{env: env, kind: regionalNode}}
 	cmd := &cobra.Command{
 		Use:     "explain [name=value ...]",
 		Short:   "Say why a request is limited or not, and by what",
 		Example: "  weir explain plan=free apiKey=ak_1",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			client, err := q.client()
+			client, err := q.client(cmd)
 			if err != nil {
 				return err
 			}
