@@ -69,6 +69,13 @@ local function foreign(value)
   return tonumber(match(value, '^(-?%d+)[:@]%d+$') or match(value, '^(-?%d*)1%d%d%d%d%d%d%d%d%d$')) or 0
 end
 
+-- How many steps of a size it takes from one number to another, both as doubles count.
+local function steps(to, from, size)
+  local n = ceil((to - from) / size)
+  if floor(from + n * size) < to then n = n + 1 end
+  return n
+end
+
 -- Moves the instant of a share record that lies ahead of the clock by more than it
 -- ever should: the clock stepped back, and what counts by the record would stand still
 -- until it has caught up.
@@ -105,8 +112,8 @@ while a <= last do
         local elapsed = now - from
         level = x
         if elapsed > 0 then
-          local steps = floor(elapsed / period)
-          x, from = x + steps * refill, from + steps * period
+          local whole = floor(elapsed / period)
+          x, from = x + whole * refill, from + whole * period
           level = x + floor((now - from) * refill / period)
         elseif -elapsed > capacity * slow then
           moved = true -- the clock stepped back by a lot: go on from here; a little: wait for it
@@ -141,16 +148,16 @@ while a <= last do
     local rec = held[k + 1]
     if not rec then return {-2, #quotas + 1} end
     local lim, version, c, r, per, pc, pr, acc, at, g0, life, modulus =
-      match(rec, '^(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+)')
+      match(rec, '^(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):([%d.]+):(%d+):(%d+)')
     local limit, capacity = tonumber(lim), tonumber(c)
     per = per * DRIFT
-    local elapsed, rate, gained = now - at, tonumber(r), 0
+    local elapsed, rate, exact = now - at, tonumber(r), 0
     local lapsed = false
     if elapsed < -PAUSE then
       elapsed, at = 0, now
       restart(KEYS[k + 1], rec, now)
     end
-    if elapsed > 0 then gained = floor(elapsed * rate / per) end
+    if elapsed > 0 then exact = elapsed * rate / per end
     if pc ~= c or pr ~= r then
       lease_end = lease_end or tonumber(match(held[1], '^[^:]+:%d+:%d+:(%d+)'))
       if lease_end < now then
@@ -158,12 +165,13 @@ while a <= last do
         lapsed = true
         local whole = max(0, elapsed)
         local leased = min(whole, max(0, lease_end - at))
-        gained = floor(leased * rate / per + (whole - leased) * pr / per)
+        exact = leased * rate / per + (whole - leased) * pr / per
         capacity, rate = min(capacity, tonumber(pc)), tonumber(pr)
       end
     end
-    local mark = (acc + gained % WRAP) % WRAP
-    local ghost = min(capacity, g0 + gained)
+    local gained = floor(exact)
+    local mark = (acc + (gained < WRAP and gained or math.fmod(gained, WRAP))) % WRAP
+    local ghost = min(capacity, floor(g0 + exact))
     local bound, base, scale = ghost, nil, 1
     if kind == 5 then
       limit, base, scale = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
@@ -176,10 +184,10 @@ while a <= last do
       -- Room from a grown share fills more slowly than the ghost's.
       for grown, from in string.gmatch(rec, '|(%d+):(%d+)') do
         local since, first = (mark - grown) % WRAP, from * limit / base
-        if since >= WRAP / 2 then since = 0 end
-        local filled = floor(first + since * scale)
+        if since >= WRAP / 2 then since = since - WRAP end
+        local filled = floor(first + max(0, since) * scale)
         bound = min(bound, filled)
-        if filled < cost then short = max(short, ceil((cost - first) / scale) - since) end
+        if filled < cost then short = max(short, steps(cost, first, scale) - since) end
       end
     end
     local level, slow = bound, per / (rate * scale)
@@ -207,13 +215,18 @@ while a <= last do
       local gain = max(0, since)
       if scale ~= 1 then gain = floor(gain * scale) end
       level = max(0, min(bound, x + gain))
-      short = max(short, (scale == 1 and cost - x or ceil((cost - x) / scale)) - since)
+      short = max(short, steps(cost - x, 0, scale) - since)
     end
     if cost > limit then
       code = -1
     elseif level < cost then
       code = 0
-      short = max(short, (base and ceil(cost * base / limit) or cost) - ghost)
+      local whole = cost -- what the ghost must be for the bucket to have the cost
+      if base then
+        whole = ceil(cost * base / limit)
+        if floor(whole * limit / base) < cost then whole = whole + 1 end
+      end
+      short = max(short, whole - g0 - gained)
       if rate > 0 and lapsed then
         wait = ceil(short * per / rate) + 1
       elseif rate > 0 then

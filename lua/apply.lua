@@ -40,6 +40,18 @@ local function accrued(rec, elapsed)
   return leased * rec[4] / per + (elapsed - leased) * rec[7] / per, math.min(rec[3], rec[6])
 end
 
+-- The part of a milli-token that a refill is ahead by, in millionths and no more
+-- than it is; of large capacities, which have no such digits left, a whole one.
+local function phase(part, c)
+  if part <= 0 then return 0 end
+  if c > 1e9 then return 1 end
+  return math.max(0, floor(part * 1e6) - 1) / 1e6
+end
+
+local function number(x)
+  return string.format(x == floor(x) and '%.0f' or '%.6f', x)
+end
+
 -- The instants at which a share grew, as pairs of the accumulator and the capacity
 -- before, for keys whose room fills more slowly than the ghost: see doc.go. held is
 -- the capacity until now, room that and the gift.
@@ -80,7 +92,7 @@ for i = 2, #KEYS do
   local rec = {}
   local text = call('GET', KEYS[i])
   if text then
-    for field in string.gmatch(text, '%d+') do rec[#rec + 1] = tonumber(field) end
+    for field in string.gmatch(text, '[%d.]+') do rec[#rec + 1] = tonumber(field) end
   end
   -- limit, version, capacity, refill, period, permanent capacity, permanent
   -- refill, accumulator, settled at, ghost, life, modulus, hold, shrunk at, epoch,
@@ -113,17 +125,14 @@ for i = 2, #KEYS do
       at = math.max(now, rec[9])
       local exact, held = accrued(rec, at - rec[9])
       local gained = floor(exact)
-      acc = (rec[8] + gained % WRAP) % WRAP
-      ghost = math.min(held, rec[10] + gained)
+      acc = (rec[8] + math.fmod(gained, WRAP)) % WRAP
       -- The milli-token under way goes on under the new refill, or a policy that
-      -- is settled often would never refill. One that a full ghost was cut at goes back.
-      local r = tonumber(refill)
-      local carry = r > 0 and floor((exact - gained) * (period * DRIFT) / r) or 0
-      if carry > 0 then
-        at = at - carry
-        if ghost == held and c > held then ghost = math.max(0, ghost - 1) end
-      end
-      ghost = math.min(c, ghost + gift)
+      -- is settled often would never refill. The ghost has its own part of one.
+      local r, per = tonumber(refill), period * DRIFT
+      local carry = r > 0 and floor((exact - gained) * per / r) or 0
+      at = at - carry
+      ghost = math.min(c, math.min(held, rec[10] + exact) + gift) - phase(carry * r / per, c)
+      ghost = math.max(0, floor(ghost * 1e6 + 0.5) / 1e6)
       growth = grown(rec, acc, gift, held + gift, c)
     else
       -- Nothing was spent here yet, unless the data was lost. Only the first grant of
@@ -135,7 +144,7 @@ for i = 2, #KEYS do
     local tail = ''
     for g = 1, #growth, 2 do tail = tail .. string.format('|%.0f:%.0f', growth[g], growth[g + 1]) end
     call('SET', KEYS[i], table.concat({limit, version, capacity, refill, period, perm_c, perm_r,
-      string.format('%.0f', acc), string.format('%.0f', at), string.format('%.0f', ghost), life, modulus,
+      string.format('%.0f', acc), string.format('%.0f', at), number(ghost), life, modulus,
       string.format('%.0f', hold), string.format('%.0f', shrunk), ARGV[2]}, ':') .. tail)
     out[i] = tonumber(version)
   end

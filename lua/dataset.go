@@ -277,6 +277,7 @@ func (h *heldShare) add(text string, now int64) error {
 		return fmt.Errorf("%q: want fifteen fields", text)
 	}
 	n := make([]int64, len(fields))
+	fields[9] = "0" // the ghost, which is no integer and not reported
 	for i, f := range fields {
 		v, err := strconv.ParseInt(f, 10, 64)
 		if err != nil {

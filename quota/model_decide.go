@@ -48,8 +48,8 @@ func (m *Model) decideRegional(now float64, a Attempt, e Entry) step {
 		if !moved {
 			from = v.mark
 			if elapsed := now - from; elapsed > 0 {
-				steps := math.Floor(elapsed / period)
-				x, from = x+float64(steps*refill), from+float64(steps*period)
+				whole := math.Floor(elapsed / period)
+				x, from = x+float64(whole*refill), from+float64(whole*period)
 				level = x + math.Floor((now-from)*refill/period)
 			} else if -elapsed > float64(capacity*slow) {
 				moved = true // the clock stepped back by a lot: go on from here; a little: wait for it
@@ -104,7 +104,7 @@ func fits(cost, limit, level float64) int {
 type shared struct {
 	limit, capacity, ghost float64 // of the key, after its override
 	mark, gained, elapsed  float64 // of the policy
-	policyGhost            float64
+	settledGhost           float64
 	per, rate              float64 // refill: rate in per microseconds
 	lapsed                 bool
 	scaling                Scaling
@@ -121,8 +121,8 @@ func (m *Model) view(rec record, now float64, stripe int, e Entry) shared {
 		v.rate = rec.permRefill
 	}
 	v.mark = math.Mod(rec.acc+math.Mod(v.gained, markWrap), markWrap)
-	v.policyGhost = math.Min(capacity, rec.ghost+v.gained)
-	v.ghost = v.policyGhost
+	v.settledGhost = rec.ghost
+	v.ghost = math.Min(capacity, math.Floor(rec.ghost+exact))
 	v.scaling = Scaling{Refill: 1, Life: 1}
 	if e.Limit != e.Base {
 		v.overridden, v.scaling = true, e.Scaling()
@@ -142,12 +142,12 @@ func (s *shared) fill(rec record, cost float64) (short float64) {
 	for _, g := range rec.grown {
 		since, first := mod(s.mark-g.acc, markWrap), g.capacity*s.limit/float64(s.scaling.Base)
 		if since >= markWrap/2 {
-			since = 0
+			since -= markWrap
 		}
-		filled := math.Floor(first + float64(since*scale))
+		filled := math.Floor(first + float64(math.Max(0, since)*scale))
 		s.ghost = math.Min(s.ghost, filled)
 		if filled < cost {
-			short = math.Max(short, math.Ceil((cost-first)/scale)-since)
+			short = math.Max(short, steps(cost, first, scale)-since)
 		}
 	}
 	return short
@@ -182,11 +182,11 @@ func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 		if moved {
 			m.keep(a, e.Bucket, bucketValue{level: v.level, mark: mark, shared: true, wrap: markWrap, expires: expires})
 		}
-		gain, lacks := math.Max(0, since), cost-v.level
+		gain := math.Max(0, since)
 		if scale != 1 {
-			gain, lacks = math.Floor(gain*scale), math.Ceil(lacks/scale)
+			gain = math.Floor(gain * scale)
 		}
-		short = math.Max(short, lacks-since)
+		short = math.Max(short, steps(cost-v.level, 0, scale)-since)
 		level = math.Max(0, math.Min(s.ghost, v.level+gain))
 	}
 	out := step{code: fits(cost, s.limit, level), spendable: level}
@@ -219,13 +219,28 @@ func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 	return out
 }
 
+// steps returns how many steps of a size it takes from one number to another, both as
+// doubles count.
+func steps(to, from, size float64) float64 {
+	n := math.Ceil((to - from) / size)
+	if math.Floor(from+float64(n*size)) < to {
+		n++
+	}
+	return n
+}
+
 // wait returns the time until a cost fits, given what the accumulator lacks until
 // the bucket itself has it.
 func (s shared) wait(cost, short float64) float64 {
 	if s.overridden {
-		cost = math.Ceil(cost * float64(s.scaling.Base) / float64(s.scaling.Limit))
+		limit, base := float64(s.scaling.Limit), float64(s.scaling.Base)
+		whole := math.Ceil(cost * base / limit)
+		if math.Floor(whole*limit/base) < cost {
+			whole++
+		}
+		cost = whole
 	}
-	short = math.Max(short, cost-s.policyGhost)
+	short = math.Max(short, cost-s.settledGhost-s.gained)
 	switch {
 	case s.rate <= 0:
 		return 0

@@ -186,6 +186,53 @@ func TestRetryAfterIsExact(t *testing.T) {
 	}
 }
 
+// The same under shares that change between the touches, down to the microsecond
+// that an accumulator may be off.
+func TestRetryAfterHoldsUnderChangingShares(t *testing.T) {
+	t.Parallel()
+	for _, l := range rates {
+		t.Run(fmt.Sprintf("%s per %s", l.Refill, l.Period), func(t *testing.T) {
+			t.Parallel()
+			rapid.Check(t, func(rt *rapid.T) {
+				m := quota.NewModel()
+				m.Initialise(start, 0, "g", true)
+				e := regional(l)
+				e.ShareKey, e.Floor = "share", l.Share()
+				own := l.Capacity
+				if rapid.Bool().Draw(rt, "overridden") {
+					own = tokens(rapid.Int64Range(1, 5000).Draw(rt, "capacity"))
+					e.Limit = quota.Limit{Capacity: own, Refill: tokens(rapid.Int64Range(1, 5000).Draw(rt, "refill")), Period: time.Minute}
+				}
+				now, capacity := start, l.Capacity
+				for i := range rapid.IntRange(1, 40).Draw(rt, "touches") {
+					now += rapid.Int64Range(0, 2*l.Period.Microseconds()).Draw(rt, "step")
+					if rapid.Bool().Draw(rt, "grant") {
+						capacity = quota.Tokens(rapid.Int64Range(1, int64(l.Capacity)).Draw(rt, "share"))
+						share := quota.Share{Capacity: capacity, Refill: quota.Tokens(rapid.Int64Range(1, int64(l.Refill)).Draw(rt, "rate"))}
+						grant := quota.Grant{Version: int64(i + 1), Algorithm: quota.TokenBucket, Limit: l, Share: share, Permanent: share, Floor: l.Share()}
+						if _, err := m.Apply(now, 0, 1, "g", []string{"share"}, []quota.Grant{grant}); err != nil {
+							rt.Fatal(err)
+						}
+					}
+					room := quota.Tokens(float64(capacity) * float64(own) / float64(l.Capacity) * 0.999)
+					if room < 1 {
+						continue
+					}
+					cost := quota.Tokens(rapid.Int64Range(1, int64(room)).Draw(rt, "cost"))
+					v := ask(t, m, now, e, cost, false)
+					wait := v.RetryAfter.Microseconds()
+					// An accumulator says what happened within half of its range, and a
+					// double what a microsecond is within two centuries.
+					told := float64(wait)*float64(l.Refill)/float64(l.Period.Microseconds()) < 1.9e15 && wait < 3e15
+					if !v.Allowed && told && !ask(t, m, now+wait, e, cost, true).Allowed {
+						rt.Fatalf("denied after the wait of %d us that it was told: %+v then %+v", wait, v, ask(t, m, now+wait, e, cost, true))
+					}
+				}
+			})
+		})
+	}
+}
+
 // Long-run counts are exact to the token, however often a bucket is asked.
 func TestLongRunCountsAreExact(t *testing.T) {
 	t.Parallel()

@@ -95,7 +95,7 @@ func BucketForm(limit Limit, floor Share) (life time.Duration, wrap int64) {
 func BlocksAfterLoss(window time.Duration) bool { return window <= blockWindow }
 
 // record is a share record, in the units of the scripts: milli-tokens and
-// microseconds in float64, every one an integer below 2^53.
+// microseconds in float64, every one but the ghost an integer below 2^53.
 type record struct {
 	limit, version, capacity, refill, period float64
 	permCapacity, permRefill                 float64
@@ -196,21 +196,30 @@ func (r record) settled(g Grant, epoch Epoch, now, leaseEnd float64) record {
 	exact, capacity := r.exact(n.at-r.at, now, leaseEnd)
 	gained := math.Floor(exact)
 	n.acc = math.Mod(r.acc+math.Mod(gained, markWrap), markWrap)
-	n.ghost = math.Min(capacity, r.ghost+gained)
 	// The milli-token under way goes on under the new refill, or a policy that is
-	// settled often would never refill. One that a full ghost was cut at goes back.
+	// settled often would never refill. The ghost has its own part of one.
+	per, carry := n.period*drift, 0.0
 	if n.refill > 0 {
-		if carry := math.Floor((exact - gained) * (n.period * drift) / n.refill); carry > 0 {
-			n.at -= carry
-			if n.ghost == capacity && n.capacity > capacity {
-				n.ghost = math.Max(0, n.ghost-1)
-			}
-		}
+		carry = math.Floor((exact - gained) * per / n.refill)
 	}
+	n.at -= carry
 	gift := float64(g.Gift)
-	n.ghost = math.Min(n.capacity, n.ghost+gift)
+	n.ghost = math.Min(n.capacity, math.Min(capacity, r.ghost+exact)+gift) - phase(carry*n.refill/per, n.capacity)
+	n.ghost = math.Max(0, math.Floor(float64(n.ghost*1e6)+0.5)/1e6)
 	n.grown = r.regrown(n.acc, gift, capacity+gift, n.capacity)
 	return n
+}
+
+// phase returns the part of a milli-token that a refill is ahead by, in millionths and
+// no more than it is; of large capacities, which have no such digits left, a whole one.
+func phase(part, capacity float64) float64 {
+	switch {
+	case part <= 0:
+		return 0
+	case capacity > 1e9:
+		return 1
+	}
+	return math.Max(0, math.Floor(part*1e6)-1) / 1e6
 }
 
 // lapsed reports whether only the permanent part of the record counts.
