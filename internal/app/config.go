@@ -89,7 +89,7 @@ type RegionalConfig struct {
 	Zone        string
 	Node        string
 	Nodes       int
-	Coordinator string
+	Coordinator []string
 	Policies    string
 	Snapshot    string
 	TokenFile   string
@@ -107,7 +107,7 @@ func (c *RegionalConfig) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Zone, "zone", "", "the node's zone")
 	fs.StringVar(&c.Node, "node", "", "name of the node, unique in its region (default: host name and port)")
 	fs.IntVar(&c.Nodes, "region-nodes", 1, "nodes of the region: each uses that part of the region's share while Redis is away")
-	fs.StringVar(&c.Coordinator, "coordinator", "", "URL of the coordinator; without one the region is the only one and has every limit in full")
+	fs.StringSliceVar(&c.Coordinator, "coordinator", nil, "URLs of the coordinators, comma-separated; without one the region is the only one and has every limit in full")
 	fs.StringVar(&c.Policies, "policies", "", "YAML file of policies, read again when it changes; without one the policies come from the coordinator")
 	fs.StringVar(&c.Snapshot, "policy-snapshot", "", "file that keeps the coordinator's policies over a restart of the node")
 	fs.StringVar(&c.TokenFile, "token-file", "", "file that holds the node's API token for the coordinator, of role region")
@@ -123,7 +123,7 @@ func (c *RegionalConfig) Validate() error {
 	switch {
 	case !quota.ValidRegion(quota.Region(c.Region)):
 		return invalid("region", "%q is not a region's name; use letters, digits, - and _, for example us-east", c.Region)
-	case c.Policies == "" && c.Coordinator == "":
+	case c.Policies == "" && len(c.Coordinator) == 0:
 		return invalid("policies", "no file and no --coordinator; one of them must say what the policies are")
 	case c.Policies != "" && c.Snapshot != "":
 		return invalid("policy-snapshot", "the policies come from a file already, --policies")
@@ -134,8 +134,8 @@ func (c *RegionalConfig) Validate() error {
 	case c.Report < 100*time.Millisecond || c.Report > time.Minute:
 		return invalid("report-interval", "%s; use 100ms to 1m", c.Report)
 	}
-	if c.Coordinator != "" {
-		if err := checkURL("coordinator", c.Coordinator); err != nil {
+	for _, u := range c.Coordinator {
+		if err := checkURL("coordinator", u); err != nil {
 			return err
 		}
 	}
@@ -148,6 +148,7 @@ type CoordinatorConfig struct {
 	Regions   []string
 	Policies  string
 	Postgres  PostgresConfig
+	Advertise string
 	Auth      string
 	AdminFile string
 	Rebalance time.Duration
@@ -163,6 +164,7 @@ func (c *CoordinatorConfig) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Auth, "auth", "", "who may call the coordinator: token asks everybody for an API token, none asks nobody (default: token with --postgres, else none)")
 	fs.StringVar(&c.AdminFile, "admin-token-file", "", "file that holds the secret of the first administrator, who makes the other tokens")
 	c.Postgres.Flags(fs)
+	fs.StringVar(&c.Advertise, "advertise", "", "URL where regions reach this coordinator, told by those that do not lead (default: the host name and the port of --listen)")
 	fs.DurationVar(&c.Rebalance, "rebalance-interval", time.Minute, "how often every limit is split anew")
 	fs.DurationVar(&c.Drain, "drain-delay", 5*time.Second, "how long to go on accepting calls after a stop was asked for, so that load balancers notice")
 	fs.StringVar(&c.OTLP, "otlp-endpoint", "", "send traces to this OTLP gRPC endpoint, host:port; none are made without it")
@@ -183,6 +185,11 @@ func (c *CoordinatorConfig) Validate() error {
 	}
 	if c.Policies == "" && c.Postgres.URL == "" {
 		return invalid("postgres", "no URL and no --policies; one of them must say what the policies are")
+	}
+	if c.Advertise != "" {
+		if err := checkURL("advertise", c.Advertise); err != nil {
+			return err
+		}
 	}
 	if c.Auth != "" && c.Auth != authToken && c.Auth != authNone {
 		return invalid("auth", "%q; use %s or %s", c.Auth, authToken, authNone)

@@ -28,7 +28,7 @@ func TestRegionalConfigNamesTheFlag(t *testing.T) {
 		"region-nodes":    func(c *app.RegionalConfig) { c.Nodes = 0 },
 		"report-interval": func(c *app.RegionalConfig) { c.Report = time.Hour },
 		"store-deadline":  func(c *app.RegionalConfig) { c.Deadline = time.Hour },
-		"coordinator":     func(c *app.RegionalConfig) { c.Coordinator = "coordinator:8080" },
+		"coordinator":     func(c *app.RegionalConfig) { c.Coordinator = []string{"http://a:8080", "coordinator:8080"} },
 		"listen":          func(c *app.RegionalConfig) { c.Listen = "8081" },
 	} {
 		c := validRegional()
@@ -45,6 +45,7 @@ func TestCoordinatorConfigNamesTheFlag(t *testing.T) {
 	for flag, spoil := range map[string]func(*app.CoordinatorConfig){
 		"regions":            func(c *app.CoordinatorConfig) { c.Regions = []string{"a", "a"} },
 		"postgres":           func(c *app.CoordinatorConfig) { c.Policies = "" },
+		"advertise":          func(c *app.CoordinatorConfig) { c.Advertise = "coordinator" },
 		"auth":               func(c *app.CoordinatorConfig) { c.Auth = "password" },
 		"rebalance-interval": func(c *app.CoordinatorConfig) { c.Rebalance = time.Millisecond },
 		"listen":             func(c *app.CoordinatorConfig) { c.Listen = "nowhere" },

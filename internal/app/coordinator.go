@@ -1,17 +1,22 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/weirhq/weir/coordinator"
 	ledger "github.com/weirhq/weir/coordinator/memory"
+	pgledger "github.com/weirhq/weir/coordinator/postgres"
 	"github.com/weirhq/weir/internal/console"
 	"github.com/weirhq/weir/internal/rpc"
 	"github.com/weirhq/weir/policystore"
@@ -46,32 +51,92 @@ func startCoordinator(ctx context.Context, l *lifecycle, cfg CoordinatorConfig) 
 			return nil, err
 		}
 	}
-	regions := make([]quota.Region, len(cfg.Regions))
-	for i, r := range cfg.Regions {
-		regions[i] = quota.Region(r)
-	}
-	c, err := l.startSplit(starting, split{
-		regions: regions, interval: cfg.Rebalance, ledger: ledger.New(), policies: policies.store, registry: registry,
-	})
-	if err != nil {
-		return nil, err
-	}
 	ln, err := (&net.ListenConfig{}).Listen(starting, "tcp", cfg.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
+	server, err := l.startDividing(starting, cfg, ln.Addr(), policies, registry)
+	if err != nil {
+		return nil, errors.Join(err, ln.Close())
+	}
+	server.Registry, server.Logger, server.TracerProvider = registry, l.log, tracer
+	server.DrainDelay, server.Auth = cfg.Drain, policies.auth
+	server.Policies = policyService(policies.store, policies.instance)
+	return ln, l.serve(ln, server)
+}
+
+// startDividing starts what splits the limits: one of several candidates for the lead
+// over a ledger in Postgres, or the only coordinator over one in memory.
+func (l *lifecycle) startDividing(
+	ctx context.Context, cfg CoordinatorConfig, addr net.Addr, p policies, registry *prometheus.Registry,
+) (rpc.ServerConfig, error) {
+	s := split{interval: cfg.Rebalance, policies: p.store, registry: registry}
+	for _, r := range cfg.Regions {
+		s.regions = append(s.regions, quota.Region(r))
+	}
+	if p.pool != nil {
+		name, url := names(cfg.Advertise, addr)
+		c, err := l.startCandidate(ctx, s, cfg.Postgres, name, url)
+		if err != nil {
+			return rpc.ServerConfig{}, err
+		}
+		return rpc.ServerConfig{
+			Regions: c, Mounts: consoleMounts(func() any { return c.Status() }),
+			Ready: coordinatorReadiness(func() coordinator.Status { return c.Status().Status }),
+		}, nil
+	}
+	s.ledger = ledger.New()
+	c, err := l.startSplit(ctx, s)
+	if err != nil {
+		return rpc.ServerConfig{}, err
+	}
 	l.log.Warn("the ledger is in memory: after a restart no share grows until every region has reported")
-	return ln, l.serve(ln, rpc.ServerConfig{
-		Regions: c, Registry: registry, Logger: l.log, TracerProvider: tracer, DrainDelay: cfg.Drain,
-		Policies: policyService(policies.store, policies.instance), Auth: policies.auth,
-		Ready:  coordinatorReadiness(c),
-		Mounts: consoleMounts(func() any { return c.Status() }),
+	return rpc.ServerConfig{
+		Regions: c, Ready: coordinatorReadiness(c.Status), Mounts: consoleMounts(func() any { return c.Status() }),
+	}, nil
+}
+
+// names returns what a coordinator is called and where it is reached.
+func names(advertise string, addr net.Addr) (name, url string) {
+	host, port, err := net.SplitHostPort(addr.String())
+	if err != nil {
+		host = addr.String()
+	}
+	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
+		if h, err := os.Hostname(); err == nil {
+			host = h
+		}
+	}
+	name = net.JoinHostPort(host, port)
+	return name, cmp.Or(advertise, "http://"+name)
+}
+
+// beatConnections are what a candidate needs beside the policies' pool: a beat must not
+// wait behind other statements.
+const beatConnections = 3
+
+func (l *lifecycle) startCandidate(ctx context.Context, s split, cfg PostgresConfig, name, url string) (*coordinator.Candidate, error) {
+	pool, err := cfg.poolOf(ctx, beatConnections)
+	if err != nil {
+		return nil, err
+	}
+	l.onStop("ledger", func(context.Context) error { pool.Close(); return nil })
+	c, err := coordinator.NewCandidate(coordinator.CandidateConfig{
+		Config: coordinator.Config{
+			Regions: s.regions, Interval: s.interval, Logger: l.log, Registerer: s.registry, OnRebalance: s.onRebalance,
+		},
+		Election: pgledger.NewElection(pgledger.Config{Pool: pool, Logger: l.log}), Name: name, URL: url,
 	})
+	if err != nil {
+		return nil, err
+	}
+	return c, l.startDivider(ctx, s, c)
 }
 
 // policies are where a coordinator keeps policies and who may change them.
 type policies struct {
 	store    policystore.Store
+	pool     *pgxpool.Pool // nil when the store is in memory
 	instance string
 	auth     *rpc.AuthConfig
 }
@@ -94,7 +159,7 @@ func (l *lifecycle) openPolicies(ctx context.Context, cfg CoordinatorConfig) (po
 		}
 		store := postgres.New(postgres.Config{Pool: pool, Logger: l.log})
 		l.start("policy changes", store.Listen)
-		p.store, tokens = store, store
+		p.store, p.pool, tokens = store, pool, store
 	}
 	admin, err := secretFile("admin-token-file", cfg.AdminFile)
 	if err != nil {
@@ -130,17 +195,28 @@ func (l *lifecycle) startSplit(ctx context.Context, s split) (*coordinator.Coord
 	if err != nil {
 		return nil, err
 	}
+	return c, l.startDivider(ctx, s, c)
+}
+
+// divider is a coordinator or a candidate for being one.
+type divider interface {
+	SetPolicies(revision int64, policies []*quota.Policy) error
+	Run(ctx context.Context) error
+}
+
+// startDivider feeds a divider with policies and runs it.
+func (l *lifecycle) startDivider(ctx context.Context, s split, c divider) error {
 	inForce := func(ctx context.Context) (policystore.Snapshot, error) { return splitSet(ctx, s.policies) }
 	source := newPolicySource(s.policies, inForce, s.registry, l.log)
 	source.use = func(revision int64, policies []*quota.Policy, _ []quota.Override) error {
 		return c.SetPolicies(revision, policies)
 	}
 	if err := source.load(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	l.start("policies", source.run)
 	l.start("rebalancing", c.Run)
-	return c, nil
+	return nil
 }
 
 // everywhere is a region name that no rollout can name, so that what is in force in it is
@@ -177,9 +253,9 @@ func consoleMounts(status func() any) []rpc.Mount {
 	return []rpc.Mount{{Pattern: console.PagePath + "{$}", Handler: handler}, {Pattern: console.StatusPath, Handler: handler}}
 }
 
-func coordinatorReadiness(c *coordinator.Coordinator) func(context.Context) rpc.Readiness {
+func coordinatorReadiness(status func() coordinator.Status) func(context.Context) rpc.Readiness {
 	return func(context.Context) rpc.Readiness {
-		s := c.Status()
+		s := status()
 		silent := []quota.Region{}
 		for _, r := range s.Regions {
 			if r.Silent {

@@ -137,7 +137,7 @@ func (d *Dev) start(ctx context.Context, cfg DevConfig) error {
 	}
 	d.Coordinator = url
 	return d.life.serve(ln, rpc.ServerConfig{
-		Regions: c, Registry: registry, Logger: d.life.log, Ready: coordinatorReadiness(c),
+		Regions: c, Registry: registry, Logger: d.life.log, Ready: coordinatorReadiness(c.Status),
 		Policies: policyService(policies, rand.Text()),
 		Mounts:   consoleMounts(d.consoleStatus),
 	})

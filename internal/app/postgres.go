@@ -26,14 +26,20 @@ func (c *PostgresConfig) Flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.URL, "postgres", "", "URL of the PostgreSQL database, postgres://user:password@host:5432/name; it may hold a password, so prefer the environment")
 }
 
-// pool opens a pool. The URL is never repeated: it may hold a password.
-func (c *PostgresConfig) pool(ctx context.Context) (*pgxpool.Pool, error) {
+// pool opens a pool of the size that the URL states, or of pgx's default.
+func (c *PostgresConfig) pool(ctx context.Context) (*pgxpool.Pool, error) { return c.poolOf(ctx, 0) }
+
+// poolOf opens a pool of a size. The URL is never repeated: it may hold a password.
+func (c *PostgresConfig) poolOf(ctx context.Context, size int32) (*pgxpool.Pool, error) {
 	if c.URL == "" {
 		return nil, invalid("postgres", "no URL; pass postgres://user:password@host:5432/name")
 	}
 	cfg, err := pgxpool.ParseConfig(c.URL)
 	if err != nil {
 		return nil, invalid("postgres", "not a PostgreSQL URL; write postgres://user:password@host:5432/name")
+	}
+	if size > 0 {
+		cfg.MaxConns = size
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {

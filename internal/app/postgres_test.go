@@ -90,7 +90,7 @@ func stopRole(tb testing.TB, role *app.Role) {
 func (f *fleet) node(tb testing.TB, region quota.Region) app.RegionalConfig {
 	tb.Helper()
 	return app.RegionalConfig{
-		Listen: "127.0.0.1:0", Region: string(region), Nodes: 1, Coordinator: f.coordinator.URL,
+		Listen: "127.0.0.1:0", Region: string(region), Nodes: 1, Coordinator: []string{f.coordinator.URL},
 		Snapshot: filepath.Join(tb.TempDir(), "policies.json"), Report: 200 * time.Millisecond, Deadline: 5 * time.Second,
 		Redis: app.RedisConfig{Prefix: testenv.Prefix(tb), Stripes: 8},
 	}

@@ -24,6 +24,9 @@ import (
 // startTimeout bounds the start of a role: reaching its store, reading its policies.
 const startTimeout = 30 * time.Second
 
+// reportTimeout bounds one call of one coordinator, so that there is time to ask another.
+const reportTimeout = 2 * time.Second
+
 // StartRegional starts one node of one region.
 func StartRegional(ctx context.Context, cfg RegionalConfig, log *slog.Logger) (*Role, error) {
 	if err := cfg.Validate(); err != nil {
@@ -71,18 +74,11 @@ func startRegional(ctx context.Context, l *lifecycle, cfg RegionalConfig) (net.L
 // startFrom starts a node with its coordinator, if it has one, and its policies, from
 // a file or from the coordinator.
 func (l *lifecycle) startFrom(ctx context.Context, cfg RegionalConfig, n node) (rpc.ServerConfig, error) {
-	client := rpc.ClientConfig{URL: cfg.Coordinator, Timeout: 2 * time.Second, Logger: l.log}
-	token, err := secretFile("token-file", cfg.TokenFile)
+	c, err := l.dial(cfg)
 	if err != nil {
 		return rpc.ServerConfig{}, err
 	}
-	client.Token = rpc.Secret(token)
-	if cfg.Coordinator != "" {
-		c, err := rpc.NewRegionClient(client)
-		if err != nil {
-			return rpc.ServerConfig{}, err
-		}
-		l.onStop("coordinator client", func(context.Context) error { return c.Close() })
+	if len(cfg.Coordinator) > 0 {
 		n.coordinator = c
 	}
 	if cfg.Policies != "" {
@@ -92,11 +88,6 @@ func (l *lifecycle) startFrom(ctx context.Context, cfg RegionalConfig, n node) (
 		}
 		n.policies = l.fromStore(policies, n.region, n.registry)
 	} else {
-		c, err := rpc.NewPolicyClient(client)
-		if err != nil {
-			return rpc.ServerConfig{}, err
-		}
-		l.onStop("policy client", func(context.Context) error { return c.Close() })
 		n.policies = l.fromCoordinator(c, n.region, cfg.Snapshot, n.registry)
 	}
 	_, server, err := l.startNode(ctx, n)
@@ -119,10 +110,10 @@ func (l *lifecycle) fromStore(store policystore.Store, region quota.Region, reg 
 
 // fromCoordinator feeds an engine from the coordinator's stream, or at first from the
 // snapshot of an earlier run.
-func (l *lifecycle) fromCoordinator(c *rpc.PolicyClient, region quota.Region, snapshot string, reg prometheus.Registerer) policyFeed {
+func (l *lifecycle) fromCoordinator(c *coordinators, region quota.Region, snapshot string, reg prometheus.Registerer) policyFeed {
 	f := newFollower(region, snapshot, reg, l.log)
 	f.watch = func(ctx context.Context, known *rpc.WatchPosition, use func(rpc.PolicyUpdate) error) error {
-		return c.Watch(ctx, region, known, use)
+		return c.watch(ctx, region, known, use)
 	}
 	return func(ctx context.Context, set func(*quota.Index)) error {
 		f.use = indexInto(set)
