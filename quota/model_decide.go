@@ -364,9 +364,10 @@ func (m *Model) decideLog(now float64, a Attempt, e Entry) step {
 		return 0
 	}
 	s.put = func() {
-		all := slices.Concat(entries, slices.Repeat([]float64{entry}, int(want)))
+		// In place: what is stored is about to be replaced, and nothing else refers to it.
+		entries = append(entries, slices.Repeat([]float64{entry}, int(want))...)
 		delete(m.buckets, e.Bucket)
-		m.logs[e.Bucket] = logValue{entries: all, expires: now + (math.Ceil((window+entry-now)/1000)+1)*1000}
+		m.logs[e.Bucket] = logValue{entries: entries, expires: now + (math.Ceil((window+entry-now)/1000)+1)*1000}
 	}
 	return s
 }
