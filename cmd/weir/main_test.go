@@ -64,11 +64,13 @@ func TestScripts(t *testing.T) {
 			} {
 				env.Setenv(name, value)
 			}
-			return nil
+			// A token as people keep it: in a file that ends with a line break.
+			return os.WriteFile(filepath.Join(env.WorkDir, "admin.txt"), []byte(string(admin)+"\n"), 0o600)
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"exits": exits,
-			"mode":  mode,
+			"exits":      exits,
+			"eventually": exitsSoon,
+			"mode":       mode,
 			// deployment starts a dev mode that is the script's own.
 			"deployment": func(ts *testscript.TestScript, _ bool, _ []string) {
 				own := startDev(t)
@@ -140,6 +142,28 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exits code command [argument ...]")
 	}
+	if code := exitCodeOf(ts, args); code != args[0] {
+		ts.Fatalf("exit code %s, want %s", code, args[0])
+	}
+}
+
+// exitsSoon is exits for what becomes true in a moment: it tries again.
+func exitsSoon(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: eventually code command [argument ...]")
+	}
+	for end := time.Now().Add(10 * time.Second); ; {
+		code := exitCodeOf(ts, args)
+		if code == args[0] {
+			return
+		}
+		if time.Now().After(end) {
+			ts.Fatalf("exit code %s, want %s", code, args[0])
+		}
+	}
+}
+
+func exitCodeOf(ts *testscript.TestScript, args []string) string {
 	err := ts.Exec(args[1], args[2:]...)
 	code := 0
 	if err != nil {
@@ -149,9 +173,7 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 			code = exit.ExitCode()
 		}
 	}
-	if fmt.Sprint(code) != args[0] {
-		ts.Fatalf("exit code %d, want %s", code, args[0])
-	}
+	return fmt.Sprint(code)
 }
 
 func asExit(err error, target *interface{ ExitCode() int }) bool { return errors.As(err, target) }

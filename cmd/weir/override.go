@@ -152,16 +152,15 @@ func overrideID(c session) (policystore.OverrideID, error) {
 	switch {
 	case err == nil:
 		names = p.Policy.Key
-	case !errors.Is(err, quota.ErrNotFound):
-		return id, err
-	}
-	if names == nil {
+	case errors.Is(err, quota.ErrNotFound):
 		// An override can outlive its policy, and is to be found all the same: the
 		// pairs are then taken in their order.
 		for _, pair := range c.args[1:] {
 			name, _, _ := strings.Cut(pair, "=")
 			names = append(names, name)
 		}
+	default:
+		return id, err
 	}
 	id.Key, err = keyOf(id.Policy, names, c.args[1:])
 	return id, err

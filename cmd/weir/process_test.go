@@ -143,14 +143,20 @@ policies:
     onStoreFailure: closed
 `
 
+func writeFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "policies.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // A coordinator and three regions in processes of their own share one limit over a real
 // Redis Cluster (each region under its own prefix), and stop without failing a call.
 func TestProcessesShareOneLimit(t *testing.T) {
 	cluster := testenv.RedisCluster(t)
-	policies := filepath.Join(t.TempDir(), "policies.yaml")
-	if err := os.WriteFile(policies, []byte(processPolicies), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	policies := writeFile(t, processPolicies)
 	client := &http.Client{Transport: &http.Transport{}, Timeout: 10 * time.Second}
 	defer client.CloseIdleConnections()
 	coordinator := start(t, "coordinator", "--listen", "127.0.0.1:0", "--regions", "a,b,c",
