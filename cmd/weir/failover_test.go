@@ -76,7 +76,7 @@ func TestKilledLeaderIsReplaced(t *testing.T) {
 				leader, before = i, l
 			}
 		}
-		return leader >= 0
+		return leader >= 0 && ready(t.Context(), client, node.url)
 	})
 	if err := coordinators[leader].cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
