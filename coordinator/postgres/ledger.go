@@ -58,6 +58,11 @@ func newLedger(cfg Config, tenure string) *Ledger {
 	return &Ledger{pool: cfg.Pool, log: cfg.logger(), tenure: tenure}
 }
 
+// unused is a random number of epochs that are left out after a loss, for those that
+// were lost may have been many: if one of them came again, what is still under way
+// from it would look like its namesake's.
+const unused = `floor(random() * (1::bigint << 40))::bigint`
+
 // begin starts an epoch. An epoch that somebody has seen and the ledger has never
 // begun was lost, and commits with it. The row of leader is locked for as long as
 // the statement takes, so that who no longer leads cannot fence the one who does.
@@ -69,7 +74,7 @@ const begin = `WITH elected AS (
 		DELETE FROM ledger_regions USING before WHERE $1 > before.epoch
 	)
 	UPDATE ledger_state AS s
-	SET epoch = greatest(s.epoch, $1) + 1, sequence = 0, lossy = lossy OR $1 > before.epoch
+	SET epoch = greatest(s.epoch, $1) + 1 + CASE WHEN $1 > before.epoch THEN ` + unused + ` ELSE 0 END, sequence = 0, lossy = lossy OR $1 > before.epoch
 	FROM before
 	RETURNING s.epoch, ` + durable
 
@@ -163,7 +168,7 @@ func (l *Ledger) Distrust(ctx context.Context) error {
 
 func distrust(ctx context.Context, pool *pgxpool.Pool, above quota.Epoch) error {
 	_, err := pool.Exec(ctx, `WITH forgotten AS (DELETE FROM ledger_regions)
-		UPDATE ledger_state SET lossy = true, epoch = greatest(epoch, $1) + 1, sequence = 0 RETURNING `+durable, above)
+		UPDATE ledger_state SET lossy = true, epoch = greatest(epoch, $1) + 1 + `+unused+`, sequence = 0 RETURNING `+durable, above)
 	return err
 }
 
