@@ -142,12 +142,12 @@ func (c *Candidate) Report(ctx context.Context, rep quota.Report) (quota.Instruc
 		return quota.Instructions{}, err
 	}
 	in, err := serving.Report(ctx, rep)
-	if errors.Is(err, quota.ErrFenced) {
-		c.doubt(serving, rep.Epoch)
-	}
 	// The commit may have taken long, or the process a pause.
 	if _, err := c.right(serving); err != nil {
 		return quota.Instructions{}, err
+	}
+	if errors.Is(err, quota.ErrFenced) && rep.Epoch < maxEpoch {
+		c.doubt(serving, rep.Epoch)
 	}
 	return in, err
 }
@@ -173,7 +173,7 @@ func (c *Candidate) elsewhereLocked() string {
 
 func (c *Candidate) doubt(serving *Coordinator, seen quota.Epoch) {
 	d := doubt{serving: serving}
-	if epoch := serving.epoch(); seen > epoch && seen < maxEpoch {
+	if seen > serving.epoch() {
 		d.above = seen
 	}
 	select {
@@ -245,8 +245,8 @@ func (c *Candidate) call(ctx context.Context, call do) {
 		c.elector.beat(sent, now, err)
 	case doNothing:
 	}
-	if err != nil && ctx.Err() != context.Canceled { //nolint:errorlint // Err returns it bare
-		c.log.Warn("election", "call", call, "error", err)
+	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
+		c.log.Warn("a call of the election failed", "call", call, "error", err)
 	}
 }
 
@@ -362,13 +362,11 @@ func (c *Candidate) lead(ctx context.Context, tenure string, above quota.Epoch) 
 		cfg, registry := c.cfg.Config, prometheus.NewRegistry()
 		cfg.Ledger, cfg.Registerer = atLeast{c.cfg.Election.Ledger(tenure), above}, registry
 		serving, err := New(ctx, cfg)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, quota.ErrFenced):
-			return err
-		case err == nil:
+		if err == nil {
 			return c.serve(ctx, serving, registry)
+		}
+		if errors.Is(err, quota.ErrFenced) {
+			return err
 		}
 		c.log.Warn("the ledger could not be loaded", "retry_in", retryEvery, "error", err)
 		select {

@@ -123,7 +123,7 @@ func (l boothLedger) Commit(ctx context.Context, epoch quota.Epoch, b coordinato
 	l.mu.Lock()
 	slow := l.slow
 	l.mu.Unlock()
-	time.Sleep(slow) // of the bubble
+	pass(slow)
 	return l.ledger.Commit(ctx, epoch, b)
 }
 
@@ -171,6 +171,9 @@ func (w *town) pair(t *testing.T) (a, b contender) {
 	return a, b
 }
 
+// pass lets time go by in the bubble.
+func pass(d time.Duration) { <-time.After(d) }
+
 func requireServing(t *testing.T, c contender, want bool) {
 	t.Helper()
 	synctest.Wait()
@@ -204,7 +207,7 @@ func TestOneLeadsAndTheOthersNameIt(t *testing.T) {
 		}
 		_, err := ask(b, 0)
 		requireNotLeader(t, err, "http://a")
-		time.Sleep(time.Hour)
+		pass(time.Hour)
 		requireServing(t, a, true)
 		lead := b.Status().Leadership
 		if lead.Leading || lead.Leader != "a" || lead.BeatAge > 2*time.Second {
@@ -228,7 +231,7 @@ func TestStoppingGivesTheLeadBack(t *testing.T) {
 		a.stop()
 		_, err := ask(a, 0)
 		requireNotLeader(t, err, "")
-		time.Sleep(time.Second)
+		pass(time.Second)
 		requireServing(t, b, true)
 		s := b.Status()
 		if s.Epoch <= epoch || s.Revision != 3 || len(s.Quotas) != 1 {
@@ -244,7 +247,7 @@ func TestCutOffLeaderFallsSilentBeforeAnotherSpeaks(t *testing.T) {
 		cut := time.Now()
 		var silent, spoke time.Time
 		for spoke.IsZero() && time.Since(cut) < time.Minute {
-			time.Sleep(10 * time.Millisecond)
+			pass(10 * time.Millisecond)
 			synctest.Wait()
 			if silent.IsZero() && !a.Status().Leadership.Serving {
 				silent = time.Now()
@@ -259,7 +262,7 @@ func TestCutOffLeaderFallsSilentBeforeAnotherSpeaks(t *testing.T) {
 		_, err := ask(a, 0)
 		requireNotLeader(t, err, "")
 		a.isolate(false)
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		_, err = ask(a, 0)
 		requireNotLeader(t, err, "http://b")
 		requireServing(t, b, true)
@@ -272,13 +275,13 @@ func TestLeadSurvivesAnOutage(t *testing.T) {
 		epoch := a.Status().Epoch
 		a.isolate(true)
 		b.isolate(true)
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		requireServing(t, a, false)
 		a.isolate(false)
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		requireServing(t, a, true)
 		b.isolate(false)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		requireServing(t, a, true)
 		if got := a.Status().Epoch; got != epoch {
 			t.Errorf("epoch %d became %d", epoch, got)
@@ -316,7 +319,7 @@ func TestFencedLeaderIsReplaced(t *testing.T) {
 		if err := a.SetPolicies(1, oneSplit); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		requireServing(t, a, false)
 		requireServing(t, b, true)
 		if got := b.Status().Epoch; got <= s.Epoch {
@@ -344,7 +347,7 @@ func TestEpochOfARegionIsOvertaken(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if got := a.Status().Epoch; got > seen+100 {
+		if got := a.Status().Epoch; got != in.Epoch {
 			t.Errorf("followed to %d", got)
 		}
 	})
@@ -365,7 +368,7 @@ func TestMetricsFollowTheLead(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- c.Run(ctx) }()
-			time.Sleep(3 * time.Second)
+			pass(3 * time.Second)
 			synctest.Wait()
 			requireGauge(t, reg, "weir_leader", 1)
 			requireGauge(t, reg, "weir_coordinator_quotas", 0)

@@ -55,6 +55,8 @@ const (
 	doBeat
 )
 
+func (d do) String() string { return [...]string{"nothing", "look", "claim", "beat"}[d] }
+
 // elector decides when a candidate looks, claims and beats, and whether it may
 // send. It has no clock and does no I/O: its driver makes one call at a time and
 // tells when it was sent and what came of it. All times are the candidate's own.
