@@ -356,7 +356,7 @@ func check(rep quota.Report) error {
 			{"demand", rate(q.Demand)}, {"total", rate(q.Total)}, {"admitted", rate(q.Admitted)},
 			{"version", q.Version >= 0}, {"period", q.Period >= 0}, {"hold", amount(q.Hold)},
 			{"share", amount(q.Share.Capacity) && amount(q.Share.Refill)}, {"surrendered", amount(q.Surrendered)},
-			{"id", q.ID.Policy != ""},
+			{"id", quota.ValidPolicyID(q.ID.Policy)},
 		} {
 			if !f.ok {
 				return fmt.Errorf("report of region %s: quotas[%d].%s cannot be: %w", rep.Region, i, f.name, quota.ErrInvalid)
