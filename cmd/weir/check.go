@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -142,7 +143,7 @@ func amount(d quota.Decision, n int64) string {
 	if d.Unlimited {
 		return "unlimited"
 	}
-	return fmt.Sprint(n)
+	return strconv.FormatInt(n, 10)
 }
 
 // span rounds up, so that a wait that is followed is long enough.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -173,7 +174,7 @@ func exitCodeOf(ts *testscript.TestScript, args []string) string {
 			code = exit.ExitCode()
 		}
 	}
-	return fmt.Sprint(code)
+	return strconv.Itoa(code)
 }
 
 func asExit(err error, target *interface{ ExitCode() int }) bool { return errors.As(err, target) }

@@ -92,7 +92,7 @@ const maxCell = 200
 func cell(s string) string {
 	var b strings.Builder
 	n := 0
-	for _, field := range strings.Fields(s) {
+	for field := range strings.FieldsSeq(s) {
 		if n > 0 {
 			b.WriteByte(' ')
 		}

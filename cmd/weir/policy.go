@@ -2,6 +2,7 @@ package main
 
 import (
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -92,12 +93,9 @@ func (a *admin) outcomeOf(applied *rpc.Applied, dryRun bool) {
 }
 
 func regionNames(regions []quota.Region) string {
-	text := ""
+	names := make([]string, len(regions))
 	for i, r := range regions {
-		if i > 0 {
-			text += ", "
-		}
-		text += string(r)
+		names[i] = string(r)
 	}
-	return text
+	return strings.Join(names, ", ")
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"strconv"
 	"strings"
@@ -170,7 +169,8 @@ func newPolicyAudit(a *admin) *cobra.Command {
 				what: "entries", columns: []string{"NUMBER", "WHEN", "AUTHOR", "ACTION", "REVISION", "DETAIL", "MESSAGE"},
 				row: func(e policystore.AuditEntry) []string {
 					return []string{
-						fmt.Sprint(e.Number), when(e.Time), e.Author, string(e.Action), fmt.Sprint(e.Revision), e.Detail, e.Message,
+						strconv.FormatInt(e.Number, 10), when(e.Time), e.Author, string(e.Action),
+						strconv.FormatInt(e.Revision, 10), e.Detail, e.Message,
 					}
 				},
 				fetch: func(c session, q rpc.Query) (*rpc.Page[policystore.AuditEntry], error) {
