@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -161,7 +162,7 @@ func (c *Coordinator) take(ctx context.Context, rep quota.Report) error {
 	behind := rep.Epoch > c.machine.epoch
 	c.mu.Unlock()
 	if behind {
-		s, err := c.cfg.Ledger.Load(ctx, rep.Epoch)
+		s, err := c.cfg.Ledger.Load(ctx, rep.Epoch+unusedEpochs())
 		if err != nil {
 			return fmt.Errorf("begin an epoch above %d: %w", rep.Epoch, err)
 		}
@@ -173,6 +174,13 @@ func (c *Coordinator) take(ctx context.Context, rep quota.Report) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.Report(c.cfg.Now(), rep)
+}
+
+// unusedEpochs is how far to go above a region's epoch: a random way, since the
+// report may be an old one, and later epochs in use. Taking one of these again would
+// make what is still under way from it look like this coordinator's own.
+func unusedEpochs() quota.Epoch {
+	return quota.Epoch(rand.Int64N(1 << 40)) //nolint:gosec // against chance, not against an adversary
 }
 
 // flush commits what is pending. Errors are logged here.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math"
 	"strings"
@@ -143,11 +142,11 @@ func TestOneRebalanceFollowsTheTraffic(t *testing.T) {
 		// The regions' demand is known from their first report with shares on; the
 		// first rebalance after that has to do.
 		for len(rebalanced) == 0 || len((<-rebalanced).Changes) == 0 {
-			time.Sleep(10 * time.Millisecond)
+			<-time.After(10 * time.Millisecond)
 			check()
 		}
 		for range 100 { // shrink, acknowledge, grow
-			time.Sleep(10 * time.Millisecond)
+			<-time.After(10 * time.Millisecond)
 			check()
 		}
 		for _, r := range regions {
@@ -440,82 +439,5 @@ func TestStatusIsJSON(t *testing.T) {
 	text, err := json.Marshal(c.Status())
 	if err != nil || !strings.Contains(string(text), `"region":"us-east"`) || !strings.Contains(string(text), `"effective":true`) {
 		t.Errorf("%s, %v", text, err)
-	}
-}
-
-// manyPolicies is a machine with n policies over five regions that follow it.
-func manyPolicies(tb testing.TB, n int) (*coordinator.Machine, []quota.Report, time.Time) {
-	tb.Helper()
-	now := time.Unix(1_700_000_000, 0)
-	var names []quota.Region
-	for i := range 5 {
-		names = append(names, quota.Region(fmt.Sprint("r", i)))
-	}
-	m := coordinator.NewMachine(now, time.Second, names, coordinator.Snapshot{Epoch: 1})
-	policies := make([]*quota.Policy, n)
-	for i := range policies {
-		policies[i] = perMinute(fmt.Sprintf("p%05d", i), 1000)
-	}
-	if err := m.SetPolicies(now, 1, policies); err != nil {
-		tb.Fatal(err)
-	}
-	m.Committed(m.Pending())
-	var reports []quota.Report
-	for _, name := range names {
-		rep := quota.Report{Region: name, Gen: "g", Epoch: 1, Full: true}
-		for _, q := range m.Status(now).Quotas {
-			for _, s := range q.Regions {
-				if s.Region == name {
-					rep.Quotas = append(rep.Quotas, quota.QuotaReport{ID: q.ID, Version: s.Version, Share: s.Sent, Period: time.Minute, Drained: true, Demand: 3})
-				}
-			}
-		}
-		if err := m.Report(now, rep); err != nil {
-			tb.Fatal(err)
-		}
-		reports = append(reports, rep)
-	}
-	m.Committed(m.Pending())
-	return m, reports, now
-}
-
-func TestTenThousandPoliciesAreSplitInTime(t *testing.T) {
-	m, _, now := manyPolicies(t, 10_000)
-	start := time.Now()
-	result, done := m.Tick(now.Add(time.Second))
-	if !done || result.Quotas != 10_000 {
-		t.Fatalf("%v, %d quotas", done, result.Quotas)
-	}
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("one rebalance took %v", took)
-	}
-	if !m.Pending().Empty() {
-		t.Error("demand that fits is written to the ledger")
-	}
-}
-
-func BenchmarkRebalance(b *testing.B) {
-	for _, n := range []int{1_000, 10_000, 100_000} {
-		b.Run(fmt.Sprintf("policies=%d", n), func(b *testing.B) {
-			m, _, now := manyPolicies(b, n)
-			for b.Loop() {
-				now = now.Add(time.Second)
-				m.Tick(now)
-			}
-		})
-	}
-}
-
-func BenchmarkReportOfOneQuotaAmong10k(b *testing.B) {
-	m, reports, now := manyPolicies(b, 10_000)
-	rep := reports[0]
-	rep.Full, rep.Quotas = false, rep.Quotas[:1]
-	b.ReportAllocs()
-	for b.Loop() {
-		now = now.Add(time.Millisecond)
-		if err := m.Report(now, rep); err != nil {
-			b.Fatal(err)
-		}
-		m.Instructions(rep)
 	}
 }

@@ -108,7 +108,7 @@ func run(seed uint64, steps int, mu mutant) (*world, error) {
 }
 
 func TestNoScheduleBreaksTheLimit(t *testing.T) {
-	for seed := range uint64(schedules(300)) {
+	for seed := range uint64(schedules(500)) {
 		if w, err := run(seed, 1200, mutant{}); err != nil {
 			t.Fatalf("seed %d, %v into it: %v", seed, w.now.Sub(time.Unix(1_700_000_000, 0)), err)
 		}
@@ -118,7 +118,7 @@ func TestNoScheduleBreaksTheLimit(t *testing.T) {
 // After the faults end, every region gets what the split gives it, whatever came
 // before, and then nothing is written or sent any more.
 func TestEveryScheduleSettles(t *testing.T) {
-	for seed := range uint64(schedules(60)) {
+	for seed := range uint64(schedules(30)) {
 		w, err := run(seed, 400, mutant{})
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
