@@ -76,7 +76,11 @@ func TestKilledLeaderIsReplaced(t *testing.T) {
 				leader, before = i, l
 			}
 		}
-		return leader >= 0 && ready(t.Context(), client, node.url)
+		return leader >= 0
+	})
+	eventually(t, "the region has its share", func() bool {
+		answer, err := call(t.Context(), client, node.url, `{"attributes":{"route":"POST /jobs","tenant":"first"}}`)
+		return err == nil && answer["allowed"] == true
 	})
 	if err := coordinators[leader].cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
