@@ -133,9 +133,9 @@ func TestPlaceOfConfiguration(t *testing.T) {
 		env  map[string]string
 		want string
 	}{
-		{"home", map[string]string{"HOME": "/home/ada"}, "/home/ada/.config/weir/config.yaml"},
-		{"XDG", map[string]string{"HOME": "/home/ada", "XDG_CONFIG_HOME": "/etc/xdg"}, "/etc/xdg/weir/config.yaml"},
-		{"relative XDG is ignored", map[string]string{"HOME": "/home/ada", "XDG_CONFIG_HOME": "xdg"}, "/home/ada/.config/weir/config.yaml"},
+		{"home", map[string]string{"HOME": "/users/ada"}, "/users/ada/.config/weir/config.yaml"},
+		{"XDG", map[string]string{"HOME": "/users/ada", "XDG_CONFIG_HOME": "/etc/xdg"}, "/etc/xdg/weir/config.yaml"},
+		{"relative XDG is ignored", map[string]string{"HOME": "/users/ada", "XDG_CONFIG_HOME": "xdg"}, "/users/ada/.config/weir/config.yaml"},
 		{"nowhere", nil, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -14,10 +14,9 @@ import (
 )
 
 var (
-	codeSpan  = regexp.MustCompile("`([^`]+)`")
-	docLine   = regexp.MustCompile(`(?m)^weir ([^#\n]*)`)
-	flagName  = regexp.MustCompile(`--([a-z][a-z-]+)`)
-	ranInTest = regexp.MustCompile(`(?m)^(?:exec|exits \d|eventually \d) weir (.*)$`)
+	codeSpan = regexp.MustCompile("`([^`]+)`")
+	docLine  = regexp.MustCompile(`(?m)^weir ([^#\n]*)`)
+	flagName = regexp.MustCompile(`--([a-z][a-z-]+)`)
 )
 
 // docs/cli.md names every command and no other, and each is run by a script.
@@ -28,13 +27,13 @@ func TestDocumentedCommands(t *testing.T) {
 	root := newRoot(&environment{})
 	documented := commandsOf(t, root, string(doc))
 
-	scripts := ""
+	var scripts strings.Builder
 	files, err := filepath.Glob(filepath.Join("testdata", "*.txtar"))
 	require.NoError(t, err)
 	for _, f := range files {
 		text, err := os.ReadFile(f)
 		require.NoError(t, err)
-		scripts += string(text)
+		scripts.Write(text)
 	}
 	// Roles, the database and simulations, which take their time, have tests of their own.
 	elsewhere := []string{"dev", "coordinator", "regional", "migrate up", "migrate status", "sim"}
@@ -45,7 +44,7 @@ func TestDocumentedCommands(t *testing.T) {
 		require.Contains(t, documented, path, "docs/cli.md does not name this command")
 		ran := regexp.MustCompile(`(?m)^(?:exec|exits \d|eventually \d) weir ` + path + `(?: |$)`)
 		if !slices.Contains(elsewhere, path) {
-			require.Regexp(t, ran, scripts, "no script runs weir "+path)
+			require.Regexp(t, ran, scripts.String(), "no script runs weir "+path)
 		}
 		require.NotEmpty(t, cmd.Short)
 	}

@@ -84,7 +84,8 @@ func TestScripts(t *testing.T) {
 
 func startDev(t *testing.T) *app.Dev {
 	t.Helper()
-	d, err := app.StartDev(t.Context(), app.DevConfig{Host: "127.0.0.1", Rebalance: time.Minute}, slog.New(slog.DiscardHandler))
+	// Shares stay as they are for as long as a slow machine may need for the scripts.
+	d, err := app.StartDev(t.Context(), app.DevConfig{Host: "127.0.0.1", Rebalance: 10 * time.Minute}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
