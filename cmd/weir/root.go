@@ -47,7 +47,7 @@ func newRoot(env *environment) *cobra.Command {
 	root.PersistentFlags().StringVar(&env.logFormat, "log-format", "text", "text or json")
 	root.AddCommand(
 		newDev(env), newRegional(env), newCoordinator(env), newMigrate(env),
-		newCheck(env), newExplain(env),
+		newCheck(env), newExplain(env), newSim(env),
 		byHand(newPolicy(env)), byHand(newToken(env)), newWhoAmI(env), byHand(newContext(env)),
 		newVersion(env),
 	)

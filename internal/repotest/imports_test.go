@@ -37,9 +37,11 @@ var layers = []layer{
 	{"internal/rpc", []string{"quota", "policystore", "gen/..."}},
 	{"internal/gossip", []string{"quota"}},
 	{"internal/console", []string{"quota", "gen/..."}},
+	// The simulator runs the real split in virtual time, on the Go models of the stores.
+	{"internal/sim", []string{"quota", "splitter", "coordinator/..."}},
 	{"internal/app", []string{
 		"quota", "splitter", "coordinator/...", "regional", "policystore/...", "lua", "migrations",
-		"gen/...", "middleware/...", "internal/rpc", "internal/gossip", "internal/console",
+		"gen/...", "middleware/...", "internal/rpc", "internal/gossip", "internal/console", "internal/sim",
 	}},
 	// Commands say their requests in the words of the domain and of the contract of policy stores.
 	{"cmd/weir", []string{"quota", "policystore", "internal/app", "internal/rpc"}},
