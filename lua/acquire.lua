@@ -34,19 +34,20 @@ local WRAP = 4e15            -- accumulators count modulo this, a multiple of 1e
 local LIFE = 158112000000    -- the longest life of a bucket under a share record, ms
 local PAUSE = 2e6            -- longer than any record waits for tokens on their way, microseconds
 local WAIT = 9e15            -- the longest wait that a reply states, microseconds
-local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
-local sub, match, format = string.sub, string.match, string.format
+-- A level in a value that other numbers or another algorithm wrote; what it has gained
+-- since is lost, and a log counts as spent.
+local FOREIGN_WIDE, FOREIGN_NARROW = '^(-?%d+)[:@]%d+$', '^(-?%d*)1%d%d%d%d%d%d%d%d%d$'
+local floor, ceil, match, format = math.floor, math.ceil, string.match, string.format
+local sub, byte = string.sub, string.byte
 local call, KEYS, ARGV = redis.call, KEYS, ARGV
 
 local clock = call('TIME')
 local now = clock[1] * 1000000 + clock[2]
-local cost = tonumber(ARGV[1])
+local cost, mode = tonumber(ARGV[1]), ARGV[2]
 local held = call('MGET', unpack(KEYS))
-local peek, remember = ARGV[2] == 'p', nil
-if ARGV[2] ~= '0' and not peek then
-  remember = ARGV[2]
-  if held[#KEYS] then return held[#KEYS] end
-end
+local peek = mode == 'p'
+local remember = mode ~= '0' and not peek
+if remember and held[#KEYS] then return held[#KEYS] end
 
 local k, lease_end = 1, nil
 if ARGV[3] == '1' then
@@ -54,146 +55,140 @@ if ARGV[3] == '1' then
   if not held[1] then return {-1} end
 end
 
--- Writes a bucket under a share record.
-local function put(key, level, mark, modulus, life)
-  if modulus == '1000000000' then
-    call('SET', key, (level == 0 and '' or level) .. (1000000000 + mark % 1e9), 'PX', life)
-  else
-    call('SET', key, format('%.0f:%.0f', level, mark), 'PX', life)
-  end
-end
-
--- What is left in a value that other numbers or another algorithm wrote. A level is
--- kept, but for what it has gained since; a log counts as spent.
-local function foreign(value)
-  return tonumber(match(value, '^(-?%d+)[:@]%d+$') or match(value, '^(-?%d*)1%d%d%d%d%d%d%d%d%d$')) or 0
-end
-
--- How many steps of a size it takes from one number to another, both as doubles count.
-local function steps(to, from, size)
-  local n = ceil((to - from) / size)
-  if floor(from + n * size) < to then n = n + 1 end
-  return n
-end
-
--- Moves the instant of a share record that lies ahead of the clock by more than it
--- ever should: the clock stepped back, and what counts by the record would stand still
--- until it has caught up.
-local function restart(key, rec, at)
-  if not peek then
-    call('SET', key, (string.gsub(rec, '^(' .. string.rep('%d+:', 8) .. ')%d+', '%1' .. format('%.0f', at))))
-  end
-end
-
--- Pass one: what each quota says. What pass two needs is kept per quota as
--- {code, spendable, wait, key, kind, stored level, mark, life, modulus, capacity,
--- pause, version, share capacity, share refill, microseconds per milli-token}.
-local quotas, allowed = {}, 1
+-- Pass one: what each quota says. The last one, mostly the only one, stays in these
+-- variables; those before it are kept as lists of them for pass two.
+local code, spendable, wait, key, kind, level, mark, life, narrow, capacity
+local pause, version, share_c, share_r, slow
+local quotas, count, allowed = nil, 0, 1
 local a, last = 4, #ARGV
 while a <= last do
-  local kind = tonumber(ARGV[a])
+  if count > 0 then
+    quotas = quotas or {}
+    quotas[count] = {code, spendable, wait, key, kind, level, mark, life, narrow, capacity,
+      pause, version, share_c, share_r, slow}
+  end
+  count = count + 1
+  kind = tonumber(ARGV[a])
   local shadow = kind < 0
   if shadow then kind = -kind end
-  local key, value = KEYS[k], held[k]
-  local code, wait, q = 1, 0, nil
+  local value = held[k]
+  key, code, wait, pause, version, share_c, share_r, narrow = KEYS[k], 1, 0, 0, 0, 0, 0, false
 
   if kind == 1 then
     -- Regional numbers: the value is a level and its instant, "level@us". Refill is
     -- a whole number of milli-tokens in a whole number of microseconds, in lowest
     -- terms, and the instant only ever moves on by whole such steps, so no sequence of
     -- touches loses a fraction or gains one.
-    local capacity, refill, period = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
-    local level, x, from, slow = capacity, capacity, now, period / refill
+    local refill, period = tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
+    capacity, slow = tonumber(ARGV[a + 1]), period / refill
+    level, mark, spendable = capacity, now, capacity
     if value then
       local l, f = match(value, '^(-?%d+)@(%d+)$')
       local moved = not l
       if l then
-        x, from = tonumber(l), tonumber(f)
-        local elapsed = now - from
-        level = x
+        level, mark = tonumber(l), tonumber(f)
+        local elapsed = now - mark
+        spendable = level
         if elapsed > 0 then
           local whole = floor(elapsed / period)
-          x, from = x + whole * refill, from + whole * period
-          level = x + floor((now - from) * refill / period)
+          level, mark = level + whole * refill, mark + whole * period
+          spendable = level + floor((now - mark) * refill / period)
         elseif -elapsed > capacity * slow then
           moved = true -- the clock stepped back by a lot: go on from here; a little: wait for it
         end
       else
-        x = foreign(value)
+        level = tonumber(match(value, FOREIGN_WIDE) or match(value, FOREIGN_NARROW)) or 0
       end
       if moved then
-        x, from = min(max(x, 0), capacity), now
-        level = x
+        if level > capacity then level = capacity end
+        if level < 0 then level = 0 end
+        spendable, mark = level, now
         if not peek then
-          call('SET', key, format('%.0f@%.0f', x, from), 'PX', ceil((capacity - x) * slow / 1000) + 1)
+          call('SET', key, format('%d@%d', level, mark), 'PX', ceil((capacity - level) * slow / 1000) + 1)
         end
       end
-      if level >= capacity then
-        x, level, from = capacity, capacity, max(from, now)
+      if spendable >= capacity then
+        level, spendable = capacity, capacity
+        if mark < now then mark = now end
+      elseif spendable < 0 then
+        spendable = 0
       end
     end
     if cost > capacity then
       code = -1
-    elseif max(0, level) < cost then
+    elseif spendable < cost then
       code = 0
-      wait = ceil((cost - x) * period / refill)
-      if x + floor(wait * refill / period) < cost then wait = wait + 1 end -- a product above 2^53
-      wait = wait + from - now
+      wait = ceil((cost - level) * period / refill)
+      if level + floor(wait * refill / period) < cost then wait = wait + 1 end -- a product above 2^53
+      wait = wait + mark - now
     end
-    q = {code, max(0, level), wait, key, kind, x, from, 0, 0, capacity, from - now, 0, 0, 0, slow}
+    pause = mark - now
     k, a = k + 1, a + 4
   elseif kind == 2 or kind == 5 then
     -- A share record: the value is (x, A_x), the level and the policy's accumulator
     -- when it was touched. E1: level = min(ghost, x + A - A_x).
     local rec = held[k + 1]
-    if not rec then return {-2, #quotas + 1} end
-    local lim, version, c, r, per, pc, pr, acc, at, g0, life, modulus =
-      match(rec, '^(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):([%d.]+):(%d+):(%d+)')
-    local limit, capacity = tonumber(lim), tonumber(c)
+    if not rec then return {-2, count} end
+    local limit, c, r, per, acc, at, g0, form
+    limit, version, c, r, per, acc, at, g0, life, form =
+      match(rec, '^(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):(%d+):([%d.]+):(%d+):(%a)')
+    limit, capacity, share_c, share_r = tonumber(limit), tonumber(c), c, r
+    local rate, elapsed, exact, gained = tonumber(r), now - at, 0, 0
     per = per * DRIFT
-    local elapsed, rate, exact = now - at, tonumber(r), 0
-    local lapsed = false
-    if elapsed < -PAUSE then
-      elapsed, at = 0, now
-      restart(KEYS[k + 1], rec, now)
+    if elapsed > 0 then
+      exact = elapsed * rate / per
+      gained = floor(exact)
+    elseif elapsed < -PAUSE then
+      -- The clock stepped back: what counts by the record would stand still until it
+      -- has caught up.
+      elapsed = 0
+      if not peek then
+        call('SET', KEYS[k + 1], (string.gsub(rec, '^(%d+:%d+:%d+:%d+:%d+:%d+):%d+', '%1:' .. format('%.0f', now))))
+      end
     end
-    if elapsed > 0 then exact = elapsed * rate / per end
-    if pc ~= c or pr ~= r then
+    local lapsed = false
+    if form == 'N' or form == 'W' then
       lease_end = lease_end or tonumber(match(held[1], '^[^:]+:%d+:%d+:(%d+)'))
       if lease_end < now then
         -- The lease is over: from there on only the permanent part counts.
-        lapsed = true
-        local whole = max(0, elapsed)
-        local leased = min(whole, max(0, lease_end - at))
+        local pc, pr = match(rec, '%a:(%d+):(%d+)')
+        local whole = math.max(0, elapsed)
+        local leased = math.min(whole, math.max(0, lease_end - (now - elapsed)))
         exact = leased * rate / per + (whole - leased) * pr / per
-        capacity, rate = min(capacity, tonumber(pc)), tonumber(pr)
+        gained, lapsed = floor(exact), true
+        capacity, rate = math.min(capacity, tonumber(pc)), tonumber(pr)
       end
     end
-    local gained = floor(exact)
-    local mark = (acc + (gained < WRAP and gained or math.fmod(gained, WRAP))) % WRAP
-    local ghost = min(capacity, floor(g0 + exact))
-    local bound, base, scale = ghost, nil, 1
+    mark = (acc + (gained < WRAP and gained or math.fmod(gained, WRAP))) % WRAP
+    spendable = floor(g0 + exact)
+    if spendable > capacity then spendable = capacity end
+    narrow = form == 'n' or form == 'N'
+    slow = per / rate
+    local base, scale, short = nil, 1, 0 -- short: what the accumulator lacks for the cost
     if kind == 5 then
       limit, base, scale = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
-      capacity, bound = floor(capacity * limit / base), floor(ghost * limit / base)
-      life, modulus = min(ceil(life * ARGV[a + 4]), LIFE), nil
+      capacity, spendable = floor(capacity * limit / base), floor(spendable * limit / base)
+      life, narrow, slow = math.min(ceil(life * ARGV[a + 4]), LIFE), false, per / (rate * scale)
       a = a + 4
-    end
-    local short = 0 -- what the accumulator lacks until the bucket has the cost
-    if base and limit / base > scale then
-      -- Room from a grown share fills more slowly than the ghost's.
-      for grown, from in string.gmatch(rec, '|(%d+):(%d+)') do
-        local since, first = (mark - grown) % WRAP, from * limit / base
-        if since >= WRAP / 2 then since = since - WRAP end
-        local filled = floor(first + max(0, since) * scale)
-        bound = min(bound, filled)
-        if filled < cost then short = max(short, steps(cost, first, scale) - since) end
+      if limit / base > scale then
+        -- Room from a grown share fills more slowly than the ghost's.
+        for grown, from in string.gmatch(rec, '|(%d+):(%d+)') do
+          local since, first = (mark - grown) % WRAP, from * limit / base
+          if since >= WRAP / 2 then since = since - WRAP end
+          local filled = floor(first + math.max(0, since) * scale)
+          if filled < spendable then spendable = filled end
+          if filled < cost then
+            local need = ceil((cost - first) / scale)
+            if floor(first + need * scale) < cost then need = need + 1 end
+            short = math.max(short, need - since)
+          end
+        end
       end
     end
-    local level, slow = bound, per / (rate * scale)
+    local x, since
     if value then
-      local x, was, wrap = nil, tonumber(sub(value, -9)), 1e9
-      if was and string.byte(value, -10) == 49 then
+      local was, wrap = tonumber(sub(value, -9)), 1e9
+      if was and byte(value, -10) == 49 then
         x = #value == 10 and 0 or tonumber(sub(value, 1, -11))
       end
       if not x then
@@ -201,8 +196,11 @@ while a <= last do
         if l then x, was, wrap = tonumber(l), tonumber(m), WRAP end
       end
       local moved = not x
-      if moved then x, was, wrap = foreign(value), mark, WRAP end
-      local since = (mark - was) % wrap
+      if moved then
+        x = tonumber(match(value, FOREIGN_WIDE) or match(value, FOREIGN_NARROW)) or 0
+        was, wrap = mark, WRAP
+      end
+      since = (mark - was) % wrap
       if since >= wrap / 2 then
         since = since - wrap
         if -since <= capacity / scale then
@@ -211,22 +209,27 @@ while a <= last do
           since, moved = 0, true -- by a lot: go on from here
         end
       end
-      if moved and not peek then put(key, x, mark, nil, life) end
-      local gain = max(0, since)
-      if scale ~= 1 then gain = floor(gain * scale) end
-      level = max(0, min(bound, x + gain))
-      short = max(short, steps(cost - x, 0, scale) - since)
+      if moved and not peek then call('SET', key, format('%d:%d', x, mark), 'PX', life) end
+      local filled = x
+      if since > 0 then filled = x + (base and floor(since * scale) or since) end
+      if filled < spendable then spendable = filled end
+      if spendable < 0 then spendable = 0 end
     end
     if cost > limit then
       code = -1
-    elseif level < cost then
+    elseif spendable < cost then
       code = 0
       local whole = cost -- what the ghost must be for the bucket to have the cost
       if base then
         whole = ceil(cost * base / limit)
         if floor(whole * limit / base) < cost then whole = whole + 1 end
       end
-      short = max(short, whole - g0 - gained)
+      short = math.max(short, whole - g0 - gained)
+      if x then
+        local need = ceil((cost - x) / scale)
+        if floor(need * scale) < cost - x then need = need + 1 end
+        short = math.max(short, need - since)
+      end
       if rate > 0 and lapsed then
         wait = ceil(short * per / rate) + 1
       elseif rate > 0 then
@@ -235,8 +238,9 @@ while a <= last do
     end
     -- Accumulators are whole milli-tokens. The one that is under way when a bucket
     -- leaves its capacity is not its own.
-    if level >= capacity then mark = (mark + 1) % WRAP end
-    q = {code, level, wait, key, kind, level, mark, life, modulus, capacity, max(0, -elapsed), version, c, r, slow}
+    if spendable >= capacity then mark = (mark + 1) % WRAP end
+    level = spendable
+    if elapsed < 0 then pause = -elapsed end
     k, a = k + 2, a + 1
   else
     -- A log: "L", then the instant of each entry in seven bytes, in order of time.
@@ -255,20 +259,19 @@ while a <= last do
       return now - ((((((b1 * 256 + b2) * 256 + b3) * 256 + b4) * 256 + b5) * 256 + b6) * 256 + b7)
     end
 
-    local limit, n, window
-    local version, share_c, blocked = 0, 0, 0
+    local limit, n, window, blocked = nil, nil, nil, 0
     if kind == 3 then
       limit, window = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
       n = limit
       k, a = k + 1, a + 3
     else
       local rec = held[k + 1]
-      if not rec then return {-2, #quotas + 1} end
-      local lim, ver, c, per, pc, from = match(rec, '^(%d+):(%d+):(%d+):%d+:(%d+):(%d+):%d+:%d+:(%d+)')
+      if not rec then return {-2, count} end
+      local lim, ver, c, per, from, form, pc = match(rec, '^(%d+):(%d+):(%d+):%d+:(%d+):%d+:(%d+):[%d.]+:%d+:(%a):(%d+)')
       limit, version, share_c, n, window = tonumber(lim), ver, c, tonumber(c), ceil(per * DRIFT)
-      if pc ~= c then
+      if form == 'N' or form == 'W' then
         lease_end = lease_end or tonumber(match(held[1], '^[^:]+:%d+:%d+:(%d+)'))
-        if lease_end < now then n = min(n, tonumber(pc)) end
+        if lease_end < now then n = math.min(n, tonumber(pc)) end
       end
       if kind == 6 then
         limit = tonumber(ARGV[a + 1])
@@ -278,8 +281,10 @@ while a <= last do
       if now < tonumber(from) then
         blocked = from - now
         if blocked > window + PAUSE then
-          blocked = window
-          restart(KEYS[k + 1], rec, now + window)
+          blocked = window -- the clock stepped back, as above
+          if not peek then
+            call('SET', KEYS[k + 1], (string.gsub(rec, '^(%d+:%d+:%d+:%d+:%d+:%d+):%d+', '%1:' .. format('%.0f', now + window))))
+          end
         end
       end
       k, a = k + 2, a + 1
@@ -288,83 +293,101 @@ while a <= last do
     local moved = false
     if not value then
       value = ''
-    elseif sub(value, 1, 1) == 'L' then
+    elseif sub(value, 1, 1) == 'L' and #value % 7 == 1 then
       value = sub(value, 2)
     else
-      -- Left by a token bucket: it may have admitted a whole limit just now.
+      -- Left by a token bucket, or by nobody of ours: a whole limit may just have been
+      -- admitted.
       value, moved = string.rep(stamp(now), n), true
     end
-    local count, entry = #value / 7, now
-    if count > 0 then
-      local ahead = -age(value, count)
+    local entries, entry = #value / 7, now
+    if entries > 0 then
+      local ahead = -age(value, entries)
       if ahead > window then
         -- The clock stepped back by more than a window: go on from here.
-        value, moved = string.rep(stamp(now), count), true
+        value, moved = string.rep(stamp(now), entries), true
       elseif ahead > 0 then
         entry = now + ahead
       end
       if moved and not peek then call('SET', key, 'L' .. value, 'PX', ceil(window / 1000) + 1) end
       -- Find the first entry inside the window.
-      local lo, hi = 1, count + 1
+      local lo, hi = 1, entries + 1
       while lo < hi do
         local mid = floor((lo + hi) / 2)
         if age(value, mid) >= window then lo = mid + 1 else hi = mid end
       end
       if lo > 1 then
         value = sub(value, lo * 7 - 6)
-        count = count - lo + 1
+        entries = entries - lo + 1
       end
     end
     local want = cost / 1000
     if cost > limit then
       code = -1
-    elseif blocked > 0 or count + want > n then
+    elseif blocked > 0 or entries + want > n then
       code = 0
-      local gone = min(count + want - n, count)
-      wait = max(blocked, gone > 0 and window - age(value, gone) or 0, 1)
+      local gone = math.min(entries + want - n, entries)
+      wait = math.max(blocked, gone > 0 and window - age(value, gone) or 0, 1)
     end
-    local left = blocked > 0 and 0 or max(0, n - count) * 1000
-    local full = count > 0 and max(0, window - age(value, count)) or 0
+    spendable = blocked > 0 and 0 or math.max(0, n - entries) * 1000
+    pause = entries > 0 and math.max(0, window - age(value, entries)) or 0
     if code == 1 and want > 0 then value = value .. string.rep(stamp(entry), want) end
-    q = {code, left, wait, key, kind, value, entry, window, 0, 0, full, version, share_c, 0, 0}
+    level, mark, life = value, entry, window
   end
 
   if code ~= 1 and not shadow then allowed = 0 end
-  quotas[#quotas + 1] = q
 end
 
 -- Pass two: charge, and say what is left. A denied attempt charges nothing.
-local out, o = {allowed, now}, 2
 local charge = allowed == 1 and cost > 0 and not peek
-for i = 1, #quotas do
-  local q = quotas[i]
-  local spendable, kind, level, reset = q[2], q[5], q[6], 0
-  local charged = charge and q[1] == 1
+local out, o = nil, 2
+if count > 1 or peek then
+  out = {allowed, now}
+  if quotas then
+    quotas[count] = {code, spendable, wait, key, kind, level, mark, life, narrow, capacity,
+      pause, version, share_c, share_r, slow}
+  end
+end
+for i = 1, count do
+  if quotas then
+    code, spendable, wait, key, kind, level, mark, life, narrow, capacity,
+      pause, version, share_c, share_r, slow = unpack(quotas[i])
+  end
+  local reset, charged = 0, charge and code == 1
   if charged then spendable = spendable - cost end
   if kind == 1 then
     if charged then level = level - cost end
-    if spendable < q[10] then reset = q[11] + ceil((q[10] - level) * q[15]) end
-    if charged then call('SET', q[4], format('%.0f@%.0f', level, q[7]), 'PX', ceil(reset / 1000) + 1) end
+    if spendable < capacity then reset = pause + ceil((capacity - level) * slow) end
+    if charged then call('SET', key, format('%d@%d', level, mark), 'PX', ceil(reset / 1000) + 1) end
   elseif kind == 2 or kind == 5 then
-    if charged then put(q[4], spendable, q[7], q[9], q[8]) end
-    if spendable < q[10] and q[15] < 1e300 then reset = q[11] + ceil((q[10] - spendable) * q[15]) end
+    if charged and narrow then
+      call('SET', key, spendable == 0 and 1000000000 + mark % 1e9 or format('%d%d', spendable, 1000000000 + mark % 1e9), 'PX', life)
+    elseif charged then
+      call('SET', key, format('%d:%d', spendable, mark), 'PX', life)
+    end
+    if spendable < capacity and slow < 1e300 then reset = pause + ceil((capacity - spendable) * slow) end
   elseif charged then
-    reset = q[8] + q[7] - now
-    call('SET', q[4], 'L' .. level, 'PX', ceil(reset / 1000) + 1)
+    reset = life + mark - now
+    call('SET', key, 'L' .. level, 'PX', ceil(reset / 1000) + 1)
   else
-    reset = q[11]
+    reset = pause
   end
-  out[o + 1], out[o + 2], out[o + 3], out[o + 4] = q[1], spendable, min(q[3], WAIT), min(reset, WAIT)
-  out[o + 5] = tonumber(q[12])
-  o = o + 5
-  if peek then
-    out[o + 1], out[o + 2] = tonumber(q[13]), tonumber(q[14])
-    o = o + 2
+  if wait > WAIT then wait = WAIT end
+  if reset > WAIT then reset = WAIT end
+  if out then
+    out[o + 1], out[o + 2], out[o + 3], out[o + 4], out[o + 5] = code, spendable, wait, reset, tonumber(version)
+    o = o + 5
+    if peek then
+      out[o + 1], out[o + 2] = tonumber(share_c), tonumber(share_r)
+      o = o + 2
+    end
+  else
+    out, o = {allowed, now, code, spendable, wait, reset, tonumber(version)}, 7
   end
 end
 if remember and charge then
   local text = {}
   for i = 1, o do text[i] = format('%.0f', out[i]) end
-  call('SET', KEYS[#KEYS], table.concat(text, ' '), 'PX', remember)
+  call('SET', KEYS[#KEYS], table.concat(text, ' '), 'PX', mode)
 end
 return out

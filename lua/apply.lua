@@ -7,7 +7,7 @@
 --       then per grant thirteen values: limit's capacity, version, share capacity,
 --       share refill, period, permanent capacity, permanent refill, gift, level
 --       that untouched buckets start from where there is no record, lifetime of a
---       bucket in ms, modulus of its mark, what to do (B token bucket, L sliding
+--       bucket in ms, its form (n narrow, w wide), what to do (B token bucket, L sliding
 --       log, D drop), 1 when a log without record is blocked for a window after a
 --       lost dataset
 -- Reply {1} and per grant the version now in force; {0} when the dataset or the
@@ -33,11 +33,11 @@ if not floors and (gen ~= ARGV[1] or mine < tonumber(epoch)) then return {0} end
 -- with: once the lease is over, only the permanent part counts.
 local function accrued(rec, elapsed)
   local per = rec[5] * DRIFT
-  if (rec[6] == rec[3] and rec[7] == rec[4]) or tonumber(lease) >= now then
+  if (rec[11] == rec[3] and rec[12] == rec[4]) or tonumber(lease) >= now then
     return elapsed * rec[4] / per, rec[3]
   end
-  local leased = math.min(elapsed, math.max(0, lease - rec[9]))
-  return leased * rec[4] / per + (elapsed - leased) * rec[7] / per, math.min(rec[3], rec[6])
+  local leased = math.min(elapsed, math.max(0, lease - rec[7]))
+  return leased * rec[4] / per + (elapsed - leased) * rec[12] / per, math.min(rec[3], rec[11])
 end
 
 -- The part of a milli-token that a refill is ahead by, in millionths and no more
@@ -87,16 +87,16 @@ local a = 3
 for i = 2, #KEYS do
   local limit, version, capacity, refill, period = ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]
   local perm_c, perm_r, gift, initial = ARGV[a + 5], ARGV[a + 6], ARGV[a + 7], ARGV[a + 8]
-  local life, modulus, kind, blocks = ARGV[a + 9], ARGV[a + 10], ARGV[a + 11], ARGV[a + 12]
+  local life, form, kind, blocks = ARGV[a + 9], ARGV[a + 10], ARGV[a + 11], ARGV[a + 12]
   a = a + 13
   local rec = {}
   local text = call('GET', KEYS[i])
   if text then
-    for field in string.gmatch(text, '[%d.]+') do rec[#rec + 1] = tonumber(field) end
+    for field in string.gmatch(text, '[^:|]+') do rec[#rec + 1] = tonumber(field) or field end
   end
-  -- limit, version, capacity, refill, period, permanent capacity, permanent
-  -- refill, accumulator, settled at, ghost, life, modulus, hold, shrunk at, epoch,
-  -- then pairs of growth
+  -- limit, version, capacity, refill, period, accumulator, settled at, ghost, life,
+  -- form, permanent capacity, permanent refill, hold, shrunk at, epoch, then pairs of
+  -- growth
   local newer = not text or mine > rec[15] or (mine == rec[15] and tonumber(version) > rec[2])
   if floors then newer = not text end
   if not newer then
@@ -111,7 +111,7 @@ for i = 2, #KEYS do
     if kind == 'L' then
       at = 0
       if text then
-        at = rec[9]
+        at = rec[7]
         hold, shrunk = rec[13], rec[14]
         if now - shrunk >= rec[5] * DRIFT then hold = 0 end
         if c < rec[3] then
@@ -122,16 +122,16 @@ for i = 2, #KEYS do
         at = tonumber(hot) + (blocks == '1' and math.ceil(period * DRIFT) or 0)
       end
     elseif text then
-      at = math.max(now, rec[9])
-      local exact, held = accrued(rec, at - rec[9])
+      at = math.max(now, rec[7])
+      local exact, held = accrued(rec, at - rec[7])
       local gained = floor(exact)
-      acc = (rec[8] + math.fmod(gained, WRAP)) % WRAP
+      acc = (rec[6] + math.fmod(gained, WRAP)) % WRAP
       -- The milli-token under way goes on under the new refill, or a policy that
       -- is settled often would never refill. The ghost has its own part of one.
       local r, per = tonumber(refill), period * DRIFT
       local carry = r > 0 and floor((exact - gained) * per / r) or 0
       at = at - carry
-      ghost = math.min(c, math.min(held, rec[10] + exact) + gift) - phase(carry * r / per, c)
+      ghost = math.min(c, math.min(held, rec[8] + exact) + gift) - phase(carry * r / per, c)
       ghost = math.max(0, floor(ghost * 1e6 + 0.5) / 1e6)
       growth = grown(rec, acc, gift, held + gift, c)
     else
@@ -143,8 +143,9 @@ for i = 2, #KEYS do
     end
     local tail = ''
     for g = 1, #growth, 2 do tail = tail .. string.format('|%.0f:%.0f', growth[g], growth[g + 1]) end
-    call('SET', KEYS[i], table.concat({limit, version, capacity, refill, period, perm_c, perm_r,
-      string.format('%.0f', acc), string.format('%.0f', at), number(ghost), life, modulus,
+    if perm_c ~= capacity or perm_r ~= refill then form = string.upper(form) end
+    call('SET', KEYS[i], table.concat({limit, version, capacity, refill, period, string.format('%.0f', acc),
+      string.format('%.0f', at), number(ghost), life, form, perm_c, perm_r,
       string.format('%.0f', hold), string.format('%.0f', shrunk), ARGV[2]}, ':') .. tail)
     out[i] = tonumber(version)
   end

@@ -284,67 +284,6 @@ func TestRandomKeysNeverCrossSlots(t *testing.T) {
 	}
 }
 
-// Case 67: whatever is not a record has a TTL, and the right one.
-func TestEveryKeyHasItsTTL(t *testing.T) {
-	t.Parallel()
-	s := openStore(t, testenv.RedisCluster(t).Addrs)
-	initialise(t, s)
-	hour := limit(60, 60, time.Hour)
-	global := globalEntry(s, 4, "global", "p", hour)
-	life := quota.BucketLife(hour, hour.Share())
-	override := globalEntry(s, 4, "override", "p", hour)
-	override.Limit = limit(240, 60, time.Hour)
-	want := map[string]time.Duration{
-		s.BucketKey(4, "bucket"):   10 * time.Minute, // ten tokens at one a minute
-		s.BucketKey(4, "log"):      90 * time.Second,
-		s.BucketKey(4, "global"):   life,
-		s.BucketKey(4, "override"): 4 * life,
-		s.ReplyKey(4, "id"):        quota.IdempotencyTTL,
-		s.RegionKey(4):             -1,
-		s.ShareKey(4, "p"):         -1,
-	}
-	a := one(bucketEntry(s, 4, "bucket", hour), logEntry(s, 4, "log", 20, 90*time.Second), global, override)
-	a.Cost, a.RequestID = 10*token, "id"
-	if out, err := s.Acquire(t.Context(), a); err != nil || !out.Allowed {
-		t.Fatalf("%+v, %v", out, err)
-	}
-	for _, e := range a.Entries { // a refund keeps what there is
-		if err := s.Refund(t.Context(), 4, []quota.Refund{{Entry: e, Amount: 2 * token}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := s.AddDemand(t.Context(), []quota.Demand{{Policy: "p", Offered: token}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.HoldAgent(t.Context(), "n", time.Second*5); err != nil {
-		t.Fatal(err)
-	}
-	for stripe := range s.Stripes() {
-		keys, err := s.KeysOf(t.Context(), stripe)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, key := range keys {
-			ttl, err := s.Client().PTTL(t.Context(), key).Result()
-			if err != nil {
-				t.Fatal(err)
-			}
-			record := strings.Contains(key, "@region") || strings.Contains(key, "@share:")
-			expected, named := want[key]
-			switch {
-			case record != (ttl == -1):
-				t.Errorf("%s has a TTL of %s", key, ttl)
-			case named && !record && (ttl > expected+10*time.Millisecond || ttl < expected-20*time.Second):
-				t.Errorf("%s has a TTL of %s, want %s", key, ttl, expected)
-			}
-			delete(want, key)
-		}
-	}
-	for key := range want {
-		t.Errorf("%s is missing", key)
-	}
-}
-
 // Case 63: stores with other prefixes or other users never see each other's keys.
 func TestPrefixesAndUsersNeverCross(t *testing.T) {
 	t.Parallel()

@@ -18,8 +18,6 @@ const (
 	grantsPerCall = 64
 	// stripesPerPipeline bounds the answers that are read in one go.
 	stripesPerPipeline = 64
-	// maxLoads bounds how often one pipeline of the agent loads scripts.
-	maxLoads = 5
 	// demandFields bounds the region's demand hash; two fields a quota.
 	demandFields = 40_000
 	// demandKept is how long demand waits for an agent.
@@ -87,14 +85,14 @@ func wrap(what string, err error) error {
 func (s *Store) stripewise(ctx context.Context, add func(p redis.Pipeliner, stripe int), got func(stripe int, cmd redis.Cmder) error) error {
 	for from := 0; from < s.stripes; from += stripesPerPipeline {
 		to := min(from+stripesPerPipeline, s.stripes)
-		for attempt := 0; ; attempt++ {
+		for started := time.Now(); ; {
 			cmds, _ := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 				for stripe := from; stripe < to; stripe++ {
 					add(p, stripe)
 				}
 				return nil
 			})
-			again, err := s.reloadFor(ctx, cmds, from, attempt)
+			again, err := s.reloadFor(ctx, cmds, from, started)
 			if err != nil {
 				return err
 			}
@@ -114,17 +112,29 @@ func (s *Store) stripewise(ctx context.Context, add func(p redis.Pipeliner, stri
 
 // reloadFor loads the scripts into the primaries that lack them and says whether the
 // batch is to be run again.
-func (s *Store) reloadFor(ctx context.Context, cmds []redis.Cmder, from, attempt int) (bool, error) {
-	again := false
+func (s *Store) reloadFor(ctx context.Context, cmds []redis.Cmder, from int, started time.Time) (bool, error) {
+	if time.Since(started) > s.limits.patience {
+		return false, nil
+	}
+	loaded := map[*redis.Client]bool{}
 	for i, cmd := range cmds {
-		if attempt < maxLoads && redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
-			again = true
-			if err := s.reload(ctx, s.regionKey(from+i)); err != nil {
-				return false, err
-			}
+		if !redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
+			continue
+		}
+		key := s.regionKey(from + i)
+		node, err := s.rdb.MasterForKey(ctx, key)
+		if err != nil {
+			return false, err
+		}
+		if loaded[node] {
+			continue
+		}
+		loaded[node] = true
+		if err := s.reload(ctx, key); err != nil {
+			return false, err
 		}
 	}
-	return again, nil
+	return len(loaded) > 0, nil
 }
 
 // Initialise gives every stripe the dataset's id. A stripe without a region record
@@ -167,7 +177,7 @@ func (s *Store) Apply(ctx context.Context, epoch quota.Epoch, gen string, grants
 		}, func(stripe int, cmd redis.Cmder) error {
 			numbers, _, err := integers(cmd.(*redis.Cmd).Val())
 			if cmd.Err() != nil {
-				return cmd.Err()
+				return wrap(fmt.Sprintf("stripe %d", stripe), cmd.Err())
 			}
 			return applied(stripe, gen, epoch, numbers, err)
 		})
@@ -194,7 +204,11 @@ func applied(stripe int, gen string, epoch quota.Epoch, numbers []int64, err err
 
 // grantArgs lists the values of one grant for apply.lua.
 func grantArgs(g quota.Grant) []any {
-	life, wrap := quota.BucketForm(g.Limit, g.Floor)
+	life, narrow := quota.BucketForm(g.Limit, g.Floor)
+	form := "w"
+	if narrow {
+		form = "n"
+	}
 	what, blocks := "B", "0"
 	if g.Algorithm == quota.SlidingLog {
 		what = "L"
@@ -208,7 +222,7 @@ func grantArgs(g quota.Grant) []any {
 	return []any{
 		int64(g.Limit.Capacity), g.Version, int64(g.Share.Capacity), int64(g.Share.Refill), g.Limit.Period.Microseconds(),
 		int64(g.Permanent.Capacity), int64(g.Permanent.Refill), int64(g.Gift), int64(g.Floor.Capacity + g.Gift),
-		life.Milliseconds(), wrap, what, blocks,
+		life.Milliseconds(), form, what, blocks,
 	}
 }
 
@@ -277,8 +291,10 @@ func (h *heldShare) add(text string, now int64) error {
 		return fmt.Errorf("%q: want fifteen fields", text)
 	}
 	n := make([]int64, len(fields))
-	fields[9] = "0" // the ghost, which is no integer and not reported
 	for i, f := range fields {
+		if i > 4 && i < 10 {
+			continue // the state of the buckets, which is not reported
+		}
 		v, err := strconv.ParseInt(f, 10, 64)
 		if err != nil {
 			return fmt.Errorf("%q: %w", text, err)

@@ -80,13 +80,10 @@ func narrow(limit Limit, life time.Duration) bool {
 }
 
 // BucketForm returns what a share record must say of the buckets under it: how long
-// they live after a charge, and what their marks count modulo (1e9 or 4e15).
-func BucketForm(limit Limit, floor Share) (life time.Duration, wrap int64) {
+// they live after a charge, and whether they are kept in the narrow form.
+func BucketForm(limit Limit, floor Share) (life time.Duration, isNarrow bool) {
 	life = BucketLife(limit, floor)
-	if limit.Period > 0 && narrow(limit, life) {
-		return life, narrowWrap
-	}
-	return life, markWrap
+	return life, limit.Period > 0 && narrow(limit, life)
 }
 
 // BlocksAfterLoss reports whether a log of this window admits nothing for one
@@ -149,12 +146,16 @@ func micros(d time.Duration) float64 { return float64(d / time.Microsecond) }
 // newRecord starts the record of a quota that this stripe never had a record of.
 // hot is the region's caution after a lost dataset, zero when nothing was lost.
 func newRecord(g Grant, epoch Epoch, now, hot float64) record {
-	life, wrap := BucketForm(g.Limit, g.Floor)
+	life, isNarrow := BucketForm(g.Limit, g.Floor)
+	wrap := markWrap
+	if isNarrow {
+		wrap = narrowWrap
+	}
 	r := record{
 		limit: float64(g.Limit.Capacity), version: float64(g.Version),
 		capacity: float64(g.Share.Capacity), refill: float64(g.Share.Refill), period: micros(g.Limit.Period),
 		permCapacity: float64(g.Permanent.Capacity), permRefill: float64(g.Permanent.Refill),
-		life: float64(life / time.Millisecond), wrap: float64(wrap), epoch: epoch,
+		life: float64(life / time.Millisecond), wrap: wrap, epoch: epoch,
 	}
 	if g.Algorithm == SlidingLog {
 		if hot > 0 {
