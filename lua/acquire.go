@@ -78,7 +78,7 @@ func (s *Store) check(a quota.Attempt) error {
 		return fmt.Errorf("stripe %d: the region has %d: %w", a.Stripe, s.stripes, quota.ErrInvalid)
 	}
 	if a.Cost < 0 || a.Cost > quota.MaxTokens {
-		return fmt.Errorf("cost %s: it must be 0 to %s: %w", a.Cost, quota.Tokens(quota.MaxTokens), quota.ErrInvalid)
+		return fmt.Errorf("cost %s: it must be 0 to %s: %w", a.Cost, quota.MaxTokens, quota.ErrInvalid)
 	}
 	for _, e := range a.Entries {
 		switch {
@@ -221,13 +221,13 @@ func microseconds(us int64) time.Duration {
 func integers(reply any) (numbers []int64, remembered bool, err error) {
 	switch v := reply.(type) {
 	case []any:
-		numbers = make([]int64, len(v))
+		numbers = make([]int64, 0, len(v))
 		for i, x := range v {
 			n, ok := x.(int64)
 			if !ok {
 				return nil, false, &Error{kind: "script", ran: true, cause: fmt.Errorf("element %d is a %T", i, x)}
 			}
-			numbers[i] = n
+			numbers = append(numbers, n)
 		}
 		return numbers, false, nil
 	case string:
@@ -270,7 +270,7 @@ func (s *Store) Refund(ctx context.Context, stripe int, refunds []quota.Refund) 
 	requestID := ""
 	for _, r := range refunds {
 		if r.Amount < 0 || r.Amount > quota.MaxTokens {
-			return fmt.Errorf("refund of %s: it must be 0 to %s: %w", r.Amount, quota.Tokens(quota.MaxTokens), quota.ErrInvalid)
+			return fmt.Errorf("refund of %s: it must be 0 to %s: %w", r.Amount, quota.MaxTokens, quota.ErrInvalid)
 		}
 		keys = append(keys, r.Entry.Bucket)
 		args = append(args, kindOf(r.Entry), int64(r.Amount), r.At, int64(r.Entry.Limit.Capacity))

@@ -14,8 +14,8 @@ import (
 
 // call is one script call that waits for its shard.
 type call struct {
-	ctx  context.Context
-	key  string // decides the shard
+	ctx  context.Context //nolint:containedctx // the caller's, who may leave while the call is queued
+	key  string          // decides the shard
 	cmd  once
 	done chan struct{}
 	// sent is whether the present cmd may have left; see take.
@@ -36,6 +36,9 @@ type shard struct {
 	mu      sync.Mutex
 	waiting []*call
 	flying  int
+	// starting is whether a flight was started that has not taken its first batch:
+	// whatever comes meanwhile goes along.
+	starting bool
 }
 
 // maxFlying lets one batch be written while the one before is being answered.
@@ -58,7 +61,7 @@ func (s *Store) do(ctx context.Context, key string, args []any) (*redis.Cmd, err
 	for try := 0; ; try++ {
 		c.sent.Store(false)
 		c.cmd = once{redis.NewCmd(ctx, args...)}
-		if err := s.enqueue(c); err != nil {
+		if err := s.enqueue(c); err != nil { //nolint:contextcheck // a batch outlives its callers
 			return nil, err
 		}
 		select {
@@ -142,16 +145,20 @@ func (s *Store) enqueue(c *call) error {
 		return &Error{kind: "queue_full", cause: fmt.Errorf("%d checks wait for one shard: %w", s.limits.queue, quota.ErrOverloaded)}
 	}
 	sh.waiting = append(sh.waiting, c)
-	start := sh.flying < maxFlying && len(sh.waiting) == 1
-	if start {
-		sh.flying++
-		s.flights.Add(1)
-	}
+	s.startLocked(sh)
 	sh.mu.Unlock()
-	if start {
-		go s.fly(sh)
-	}
 	return nil
+}
+
+// startLocked starts a flight if one is allowed and none is about to take what waits.
+func (s *Store) startLocked(sh *shard) {
+	if sh.starting || sh.flying >= maxFlying {
+		return
+	}
+	sh.starting = true
+	sh.flying++
+	s.flights.Add(1)
+	go s.fly(sh)
 }
 
 // dropExpiredLocked makes room by forgetting calls that nobody waits for.
@@ -166,10 +173,15 @@ func (sh *shard) dropExpiredLocked() {
 	sh.waiting = kept
 }
 
-// take returns the next batch, or nil when the shard has nothing to do; the flight is over then.
-func (sh *shard) take(limit int) []*call {
+// take returns the next batch, or nil when the shard has nothing to do; the flight is
+// over then. first is whether it is the flight's first.
+func (s *Store) take(sh *shard, first bool) []*call {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	if first {
+		sh.starting = false
+	}
+	limit := s.limits.batch
 	batch := make([]*call, 0, min(limit, len(sh.waiting)))
 	i := 0
 	for ; i < len(sh.waiting) && len(batch) < limit; i++ {
@@ -189,6 +201,9 @@ func (sh *shard) take(limit int) []*call {
 		sh.flying--
 		return nil
 	}
+	if rest > 0 {
+		s.startLocked(sh)
+	}
 	return batch
 }
 
@@ -196,8 +211,8 @@ func (sh *shard) take(limit int) []*call {
 // callers: what was sent will be answered, and whoever still listens learns of it.
 func (s *Store) fly(sh *shard) {
 	defer s.flights.Done()
-	for {
-		batch := sh.take(s.limits.batch)
+	for first := true; ; first = false {
+		batch := s.take(sh, first)
 		if batch == nil {
 			return
 		}

@@ -123,13 +123,13 @@ func BenchmarkRedisMicroseconds(b *testing.B) {
 		},
 	}
 	for _, shape := range shapeNames {
-		make_ := shapes(s)[shape]
+		attempt := shapes(s)[shape]
 		runs[shape] = func(n int) {
 			done := make(chan error, n)
 			for range n {
 				i := r.IntN(keys)
 				go func() {
-					_, err := s.Acquire(ctx, make_(i%8, i))
+					_, err := s.Acquire(ctx, attempt(i%8, i))
 					done <- err
 				}()
 			}

@@ -144,10 +144,10 @@ func TestBucketOfTwentyUnderTwoHundred(t *testing.T) {
 	}
 }
 
-func initialise(t testing.TB, s *lua.Store) {
-	t.Helper()
-	if err := s.Initialise(t.Context(), "gen", true); err != nil {
-		t.Fatal(err)
+func initialise(tb testing.TB, s *lua.Store) {
+	tb.Helper()
+	if err := s.Initialise(tb.Context(), "gen", true); err != nil {
+		tb.Fatal(err)
 	}
 }
 
@@ -196,7 +196,7 @@ func TestScriptFlushDuringLoad(t *testing.T) {
 		tick := time.NewTicker(10 * time.Millisecond)
 		defer tick.Stop()
 		for ctx.Err() == nil {
-			cluster.FlushScripts(t)
+			cluster.FlushScripts(t) //nolint:contextcheck // it takes the test's
 			flushes++
 			<-tick.C
 		}
@@ -349,7 +349,7 @@ func TestSteadyStateSendsNoScriptText(t *testing.T) {
 	calls := 0
 	for i := range cluster.Addrs {
 		stats := do(t, cluster, i, "INFO", "commandstats")
-		for _, line := range strings.Split(stats, "\n") {
+		for line := range strings.SplitSeq(stats, "\n") {
 			name, rest, _ := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
 			if strings.HasPrefix(name, "script") || name == "eval" || name == "function" {
 				t.Errorf("node %d: %s", i, line)

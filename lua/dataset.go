@@ -2,6 +2,7 @@ package lua
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -34,9 +35,11 @@ func (s *Store) State(ctx context.Context) (quota.DatasetState, error) {
 	}
 	state.Now = at.UnixMicro()
 	first := true
-	err = s.stripewise(ctx, func(p redis.Pipeliner, stripe int) { p.Get(ctx, s.regionKey(stripe)) }, func(_ int, cmd redis.Cmder) error {
-		text, err := cmd.(*redis.StringCmd).Result()
-		if err == redis.Nil {
+	err = stripewise(ctx, s, func(p redis.Pipeliner, stripe int) *redis.StringCmd {
+		return p.Get(ctx, s.regionKey(stripe))
+	}, func(_ int, cmd *redis.StringCmd) error {
+		text, err := cmd.Result()
+		if errors.Is(err, redis.Nil) {
 			state.Complete = false
 			return nil
 		}
@@ -82,29 +85,28 @@ func wrap(what string, err error) error {
 
 // stripewise pipelines one command per stripe and hands each answer to got. The
 // commands must be safe to repeat.
-func (s *Store) stripewise(ctx context.Context, add func(p redis.Pipeliner, stripe int), got func(stripe int, cmd redis.Cmder) error) error {
+func stripewise[C redis.Cmder](ctx context.Context, s *Store, add func(p redis.Pipeliner, stripe int) C, got func(stripe int, cmd C) error) error {
 	for from := 0; from < s.stripes; from += stripesPerPipeline {
-		to := min(from+stripesPerPipeline, s.stripes)
+		cmds := make([]C, min(stripesPerPipeline, s.stripes-from))
 		for started := time.Now(); ; {
-			cmds, _ := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-				for stripe := from; stripe < to; stripe++ {
-					add(p, stripe)
+			_, _ = s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+				for i := range cmds {
+					cmds[i] = add(p, from+i)
 				}
 				return nil
 			})
-			again, err := s.reloadFor(ctx, cmds, from, started)
+			again, err := reloadFor(ctx, s, cmds, from, started)
 			if err != nil {
 				return err
 			}
-			if again {
-				continue
+			if !again {
+				break
 			}
-			for i, cmd := range cmds {
-				if err := got(from+i, cmd); err != nil {
-					return err
-				}
+		}
+		for i, cmd := range cmds {
+			if err := got(from+i, cmd); err != nil {
+				return err
 			}
-			break
 		}
 	}
 	return nil
@@ -112,7 +114,7 @@ func (s *Store) stripewise(ctx context.Context, add func(p redis.Pipeliner, stri
 
 // reloadFor loads the scripts into the primaries that lack them and says whether the
 // batch is to be run again.
-func (s *Store) reloadFor(ctx context.Context, cmds []redis.Cmder, from int, started time.Time) (bool, error) {
+func reloadFor[C redis.Cmder](ctx context.Context, s *Store, cmds []C, from int, started time.Time) (bool, error) {
 	if time.Since(started) > s.limits.patience {
 		return false, nil
 	}
@@ -147,9 +149,9 @@ func (s *Store) Initialise(ctx context.Context, gen string, fresh bool) error {
 	if fresh {
 		isFresh = "1"
 	}
-	err := s.stripewise(ctx, func(p redis.Pipeliner, stripe int) {
-		p.EvalSha(ctx, s.scripts.region.sha, []string{s.regionKey(stripe)}, gen, isFresh)
-	}, func(_ int, cmd redis.Cmder) error { return cmd.Err() })
+	err := stripewise(ctx, s, func(p redis.Pipeliner, stripe int) *redis.Cmd {
+		return p.EvalSha(ctx, s.scripts.region.sha, []string{s.regionKey(stripe)}, gen, isFresh)
+	}, func(_ int, cmd *redis.Cmd) error { return cmd.Err() })
 	if err != nil {
 		return wrap("initialise stripes", err)
 	}
@@ -167,18 +169,18 @@ func (s *Store) Apply(ctx context.Context, epoch quota.Epoch, gen string, grants
 		for _, g := range chunk {
 			args = append(args, grantArgs(g)...)
 		}
-		err := s.stripewise(ctx, func(p redis.Pipeliner, stripe int) {
+		err := stripewise(ctx, s, func(p redis.Pipeliner, stripe int) *redis.Cmd {
 			keys := make([]string, 1, 1+len(chunk))
 			keys[0] = s.regionKey(stripe)
 			for _, g := range chunk {
 				keys = append(keys, s.shareKey(stripe, g.ID.Policy))
 			}
-			p.EvalSha(ctx, s.scripts.apply.sha, keys, args...)
-		}, func(stripe int, cmd redis.Cmder) error {
-			numbers, _, err := integers(cmd.(*redis.Cmd).Val())
+			return p.EvalSha(ctx, s.scripts.apply.sha, keys, args...)
+		}, func(stripe int, cmd *redis.Cmd) error {
 			if cmd.Err() != nil {
 				return wrap(fmt.Sprintf("stripe %d", stripe), cmd.Err())
 			}
+			numbers, _, err := integers(cmd.Val())
 			return applied(stripe, gen, epoch, numbers, err)
 		})
 		if err != nil {
@@ -240,14 +242,14 @@ func (s *Store) Held(ctx context.Context, policyIDs []string) ([]quota.QuotaRepo
 			return nil, wrap("read the clock", err)
 		}
 		now = at.UnixMicro()
-		err = s.stripewise(ctx, func(p redis.Pipeliner, stripe int) {
+		err = stripewise(ctx, s, func(p redis.Pipeliner, stripe int) *redis.SliceCmd {
 			keys := make([]string, len(ids))
 			for i, id := range ids {
 				keys[i] = s.shareKey(stripe, id)
 			}
-			p.MGet(ctx, keys...)
-		}, func(_ int, cmd redis.Cmder) error {
-			values, err := cmd.(*redis.SliceCmd).Result()
+			return p.MGet(ctx, keys...)
+		}, func(_ int, cmd *redis.SliceCmd) error {
+			values, err := cmd.Result()
 			if err != nil {
 				return err
 			}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -45,16 +46,17 @@ func apply(t *testing.T, s *lua.Store, epoch quota.Epoch, grants ...quota.Grant)
 	}
 }
 
-func held(t *testing.T, s *lua.Store, policy string) quota.QuotaReport {
+// held is what the store reports of the policy p.
+func held(t *testing.T, s *lua.Store) quota.QuotaReport {
 	t.Helper()
-	reports, err := s.Held(t.Context(), []string{"no-such-policy", policy})
+	reports, err := s.Held(t.Context(), []string{"no-such-policy", "p"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(reports) != 1 {
 		t.Fatalf("%d reports of one policy: %+v", len(reports), reports)
 	}
-	if reports[0].ID != (quota.ID{Policy: policy}) {
+	if reports[0].ID != (quota.ID{Policy: "p"}) {
 		t.Errorf("a report of %v", reports[0].ID)
 	}
 	reports[0].ID = quota.ID{}
@@ -118,7 +120,7 @@ func TestLostStripes(t *testing.T) {
 	if st := state(t, s); st != (quota.DatasetState{Gen: "gen", Epoch: 3}) {
 		t.Errorf("with a stripe lost: %+v, want it incomplete and not empty", st)
 	}
-	if r := held(t, s, "p"); r.Version != 0 || r.Share != share(40, 40) {
+	if r := held(t, s); r.Version != 0 || r.Share != share(40, 40) {
 		t.Errorf("with a stripe lost: %+v, want version 0 and the share that others hold", r)
 	}
 	if err := s.Initialise(t.Context(), "gen2", false); err != nil {
@@ -133,7 +135,7 @@ func TestLostStripes(t *testing.T) {
 	if err := s.Apply(t.Context(), 3, "gen2", []quota.Grant{bucketGrant("p", 7, share(40, 40))}); err != nil {
 		t.Fatal(err)
 	}
-	if r := held(t, s, "p"); r.Version != 7 {
+	if r := held(t, s); r.Version != 7 {
 		t.Errorf("%+v, want version 7 on all stripes", r)
 	}
 	e := func(stripe int) quota.Entry {
@@ -176,7 +178,7 @@ func TestApplyIsCompareAndSet(t *testing.T) {
 	initialise(t, s)
 	expect := func(what string, version int64, want quota.Share) {
 		t.Helper()
-		r := held(t, s, "p")
+		r := held(t, s)
 		if r.Version != version || r.Share != want || !r.Drained || r.Period != time.Minute {
 			t.Errorf("%s: %+v, want version %d share %+v", what, r, version, want)
 		}
@@ -239,11 +241,11 @@ func TestPartlyAppliedGrantIsNotAcknowledged(t *testing.T) {
 	if err := s.Client().Set(t.Context(), s.ShareKey(6, "p"), old, 0).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if r := held(t, s, "p"); r.Version != 1 || r.Share != share(50, 50) {
+	if r := held(t, s); r.Version != 1 || r.Share != share(50, 50) {
 		t.Errorf("%+v, want the lowest version and the largest share", r)
 	}
 	apply(t, s, 1, bucketGrant("p", 2, share(20, 20)))
-	if r := held(t, s, "p"); r.Version != 2 || r.Share != share(20, 20) {
+	if r := held(t, s); r.Version != 2 || r.Share != share(20, 20) {
 		t.Errorf("after a repeat: %+v", r)
 	}
 }
@@ -261,20 +263,20 @@ func TestShrunkLogHoldsItsEntries(t *testing.T) {
 		}
 	}
 	apply(t, s, 1, grant(1, 60, time.Hour))
-	if r := held(t, s, "p"); !r.Drained || r.Hold != 0 {
+	if r := held(t, s); !r.Drained || r.Hold != 0 {
 		t.Errorf("at first: %+v, want it drained", r)
 	}
 	apply(t, s, 1, grant(2, 20, time.Hour))
 	apply(t, s, 1, grant(3, 30, time.Hour))
 	apply(t, s, 1, grant(4, 10, time.Hour))
-	if r := held(t, s, "p"); r.Drained || r.Hold != 60*token || r.Share != share(10, 0) {
+	if r := held(t, s); r.Drained || r.Hold != 60*token || r.Share != share(10, 0) {
 		t.Errorf("after shrinks: %+v, want 60 held", r)
 	}
 	// In a window of a millisecond it drains while this test looks.
 	apply(t, s, 1, grant(5, 40, time.Millisecond))
 	apply(t, s, 1, grant(6, 5, time.Millisecond))
 	for began := time.Now(); time.Since(began) < 10*time.Second; {
-		if r := held(t, s, "p"); r.Drained {
+		if r := held(t, s); r.Drained {
 			return
 		}
 	}
@@ -365,7 +367,7 @@ func TestDemandIsBounded(t *testing.T) {
 	s := openStore(t, testenv.RedisCluster(t).Addrs)
 	var demands []quota.Demand
 	for i := range 30_000 {
-		demands = append(demands, quota.Demand{Policy: "p", Key: fmt.Sprint(i), Offered: token, Admitted: token})
+		demands = append(demands, quota.Demand{Policy: "p", Key: strconv.Itoa(i), Offered: token, Admitted: token})
 	}
 	if err := s.AddDemand(t.Context(), demands); err != nil {
 		t.Fatal(err)
@@ -424,7 +426,7 @@ func TestTwoAgents(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if r := held(t, stores[0], "p"); r.Version != 20 || r.Share != share(20, 20) {
+	if r := held(t, stores[0]); r.Version != 20 || r.Share != share(20, 20) {
 		t.Errorf("%+v, want version 20 everywhere", r)
 	}
 }

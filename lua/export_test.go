@@ -20,7 +20,7 @@ for i = 1, #all, 2 do
   if tonumber(all[i + 1]) < T then
     real('DEL', all[i])
     real('HDEL', expiries, all[i])
-  end
+  end -- expired
 end
 local function virtual(name, key, value, option, px, ...)
   if name == 'TIME' then
@@ -35,8 +35,7 @@ local function virtual(name, key, value, option, px, ...)
   elseif name == 'SET' and option == 'KEEPTTL' then
     return real('SET', key, value)
   end
-  local args = {name, key, value, option, px, ...}
-  return real(unpack(args))
+  return real(unpack({name, key, value, option, px, ...}))
 end
 `
 

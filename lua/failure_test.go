@@ -43,10 +43,10 @@ func openFake(t *testing.T, n *fakeNode, change ...func(*lua.Config)) *lua.Store
 	return s
 }
 
-func oneToken(s *lua.Store, name string) quota.Attempt {
+func oneToken(s *lua.Store) quota.Attempt {
 	l := limit(10, 10, time.Minute)
 	return quota.Attempt{Stripe: 1, Cost: token, Entries: []quota.Entry{
-		{Bucket: s.BucketKey(1, name), Algorithm: quota.TokenBucket, Limit: l, Base: l},
+		{Bucket: s.BucketKey(1, "k"), Algorithm: quota.TokenBucket, Limit: l, Base: l},
 	}}
 }
 
@@ -101,18 +101,12 @@ func TestBadRepliesAreErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var n *fakeNode
-			ready := make(chan struct{})
-			n = newFakeNode(t, nil, func(conn net.Conn, _ []string) {
-				<-ready
-				tc.reply(n, conn)
-			})
-			close(ready)
+			n := newFakeNode(t, nil, tc.reply)
 			s := openFake(t, n)
 			ctx, cancel := context.WithTimeout(t.Context(), deadline)
 			defer cancel()
 			began := time.Now()
-			out, err := s.Acquire(ctx, oneToken(s, "k"))
+			out, err := s.Acquire(ctx, oneToken(s))
 			took := time.Since(began)
 			var failure *lua.Error
 			if !errors.As(err, &failure) || !errors.Is(err, quota.ErrUnavailable) {
@@ -130,7 +124,7 @@ func TestBadRepliesAreErrors(t *testing.T) {
 			if took > deadline+slack {
 				t.Errorf("took %s, the deadline is %s", took, deadline)
 			}
-			if calls := n.count("EVALSHA"); tc.once && calls != 1 {
+			if calls := n.scriptCalls(); tc.once && calls != 1 {
 				t.Errorf("sent %d times, want once", calls)
 			}
 		})
@@ -140,9 +134,9 @@ func TestBadRepliesAreErrors(t *testing.T) {
 // A remembered outcome of another shape is the caller's mistake.
 func TestRememberedOutcomeOfAnotherRequest(t *testing.T) {
 	t.Parallel()
-	n := newFakeNode(t, nil, func(conn net.Conn, _ []string) { _, _ = io.WriteString(conn, "$9\r\n1 5 1 1 1\r\n") })
+	n := newFakeNode(t, nil, func(_ *fakeNode, conn net.Conn) { _, _ = io.WriteString(conn, "$9\r\n1 5 1 1 1\r\n") })
 	s := openFake(t, n)
-	a := oneToken(s, "k")
+	a := oneToken(s)
 	a.RequestID = "r"
 	if _, err := s.Acquire(t.Context(), a); !errors.Is(err, quota.ErrRequestID) {
 		t.Errorf("%v, want ErrRequestID", err)
@@ -152,7 +146,7 @@ func TestRememberedOutcomeOfAnotherRequest(t *testing.T) {
 // What no script can decide does not reach one.
 func TestInvalidAttemptsAreRefused(t *testing.T) {
 	t.Parallel()
-	n := newFakeNode(t, nil, func(conn net.Conn, _ []string) { _, _ = io.WriteString(conn, ":1\r\n") })
+	n := newFakeNode(t, nil, func(_ *fakeNode, conn net.Conn) { _, _ = io.WriteString(conn, ":1\r\n") })
 	s := openFake(t, n)
 	for name, change := range map[string]func(a *quota.Attempt){
 		"stripe below":       func(a *quota.Attempt) { a.Stripe = -1 },
@@ -164,20 +158,20 @@ func TestInvalidAttemptsAreRefused(t *testing.T) {
 		"no refill":          func(a *quota.Attempt) { a.Entries[0].Limit.Refill = 0 },
 		"part of a log slot": func(a *quota.Attempt) { a.Entries[0].Algorithm = quota.SlidingLog; a.Cost = 1 },
 	} {
-		a := oneToken(s, "k")
+		a := oneToken(s)
 		change(&a)
 		if _, err := s.Acquire(t.Context(), a); !errors.Is(err, quota.ErrInvalid) {
 			t.Errorf("%s: %v, want ErrInvalid", name, err)
 		}
 	}
-	if err := s.Refund(t.Context(), 1, []quota.Refund{{Entry: oneToken(s, "k").Entries[0], Amount: -1}}); !errors.Is(err, quota.ErrInvalid) {
+	if err := s.Refund(t.Context(), 1, []quota.Refund{{Entry: oneToken(s).Entries[0], Amount: -1}}); !errors.Is(err, quota.ErrInvalid) {
 		t.Errorf("negative refund: %v, want ErrInvalid", err)
 	}
 	if out, err := s.Acquire(t.Context(), quota.Attempt{Cost: token}); err != nil || !out.Allowed {
 		t.Errorf("no quotas: %+v, %v, want a yes", out, err)
 	}
-	if n.count("EVALSHA") != 0 {
-		t.Errorf("%d script calls", n.count("EVALSHA"))
+	if n.scriptCalls() != 0 {
+		t.Errorf("%d script calls", n.scriptCalls())
 	}
 }
 
@@ -185,18 +179,27 @@ func TestInvalidAttemptsAreRefused(t *testing.T) {
 // calls that nobody waits for make room.
 func TestQueueIsBounded(t *testing.T) {
 	t.Parallel()
-	n := newFakeNode(t, nil, nil)
-	n.script = func(net.Conn, []string) { <-n.quit }
-	s := openFake(t, n, func(c *lua.Config) { c.QueueLimit, c.BatchLimit = 10, 1 })
+	arrived := make(chan struct{}, 2)
+	n := newFakeNode(t, nil, func(n *fakeNode, _ net.Conn) {
+		arrived <- struct{}{}
+		<-n.quit
+	})
+	s := openFake(t, n, func(c *lua.Config) { c.QueueLimit, c.BatchLimit, c.ReadTimeout = 10, 1, 20*time.Second })
+	defer n.stop()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	const calls = 40
 	errs := make(chan error, calls)
-	for range calls {
-		go func() {
-			_, err := s.Acquire(ctx, oneToken(s, "k"))
-			errs <- err
-		}()
+	try := func() {
+		_, err := s.Acquire(ctx, oneToken(s))
+		errs <- err
+	}
+	go try()
+	<-arrived
+	go try()
+	<-arrived
+	for range calls - 2 {
+		go try()
 	}
 	// Two batches of one fly and ten wait: the others are told at once.
 	for range calls - 12 {
@@ -212,7 +215,7 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 	late, cancelLate := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancelLate()
-	if _, err := s.Acquire(late, oneToken(s, "k")); errors.Is(err, quota.ErrOverloaded) {
+	if _, err := s.Acquire(late, oneToken(s)); errors.Is(err, quota.ErrOverloaded) {
 		t.Errorf("calls that nobody waits for still fill the queue: %v", err)
 	}
 }
@@ -221,20 +224,19 @@ func TestQueueIsBounded(t *testing.T) {
 func TestQueuedCallThatIsLeftIsNeverSent(t *testing.T) {
 	t.Parallel()
 	release, arrived := make(chan struct{}), make(chan struct{}, 3)
-	n := newFakeNode(t, nil, nil)
-	n.script = func(conn net.Conn, _ []string) {
+	n := newFakeNode(t, nil, func(n *fakeNode, conn net.Conn) {
 		arrived <- struct{}{}
 		select {
 		case <-release:
 		case <-n.quit:
 		}
 		_, _ = io.WriteString(conn, "*7\r\n:1\r\n:5\r\n:1\r\n:1\r\n:0\r\n:0\r\n:0\r\n")
-	}
+	})
 	s := openFake(t, n, func(c *lua.Config) { c.BatchLimit = 1; c.ReadTimeout = 20 * time.Second })
 	first := make(chan error, 2)
 	for range 2 {
 		go func() {
-			_, err := s.Acquire(t.Context(), oneToken(s, "k"))
+			_, err := s.Acquire(t.Context(), oneToken(s))
 			first <- err
 		}()
 	}
@@ -242,7 +244,7 @@ func TestQueuedCallThatIsLeftIsNeverSent(t *testing.T) {
 	<-arrived
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	_, err := s.Acquire(ctx, oneToken(s, "k"))
+	_, err := s.Acquire(ctx, oneToken(s))
 	var failure *lua.Error
 	if !errors.As(err, &failure) || failure.Kind() != "timeout" || failure.MayHaveRun() {
 		t.Errorf("%v (may have run: %t), want a timeout that did not run", err, failure != nil && failure.MayHaveRun())
@@ -256,7 +258,7 @@ func TestQueuedCallThatIsLeftIsNeverSent(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	if calls := n.count("EVALSHA"); calls != 2 {
+	if calls := n.scriptCalls(); calls != 2 {
 		t.Errorf("%d calls reached the node, want 2", calls)
 	}
 }
@@ -266,31 +268,29 @@ func TestQueuedCallThatIsLeftIsNeverSent(t *testing.T) {
 func TestEveryLinkHasTLSAndTheUser(t *testing.T) {
 	t.Parallel()
 	serverTLS, clientTLS := certificates(t)
-	yes := func(conn net.Conn, _ []string) {
+	yes := func(_ *fakeNode, conn net.Conn) {
 		_, _ = io.WriteString(conn, "*7\r\n:1\r\n:5\r\n:1\r\n:1\r\n:0\r\n:0\r\n:0\r\n")
 	}
 	var nodes []*fakeNode
 	for range 3 {
-		n := newFakeNode(t, serverTLS, yes)
-		n.user, n.password = "weir", "secret"
-		nodes = append(nodes, n)
+		nodes = append(nodes, newFakeNode(t, serverTLS, yes, func(n *fakeNode) { n.user, n.password = "weir", "secret" }))
 	}
 	slots := slotsReply(slotRange{0, 5000, nodes[0].addr}, slotRange{5001, 10000, nodes[1].addr}, slotRange{10001, 16383, nodes[2].addr})
 	for _, n := range nodes {
-		n.slots = slots
+		n.slots.Store(&slots)
 	}
 	s := openFake(t, nodes[0], func(c *lua.Config) {
 		c.TLS, c.Username, c.Password = clientTLS, "weir", "secret"
 	})
 	for stripe := range s.Stripes() {
-		a := oneToken(s, "k")
+		a := oneToken(s)
 		a.Stripe, a.Entries[0].Bucket = stripe, s.BucketKey(stripe, "k")
 		if _, err := s.Acquire(t.Context(), a); err != nil {
 			t.Errorf("stripe %d: %v", stripe, err)
 		}
 	}
 	for i, n := range nodes {
-		if n.count("EVALSHA") == 0 {
+		if n.scriptCalls() == 0 {
 			t.Errorf("node %d was not asked", i)
 		}
 		if n.refused > 0 {

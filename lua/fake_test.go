@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -18,24 +19,25 @@ type fakeNode struct {
 	listener net.Listener
 	addr     string
 	// slots is what CLUSTER SLOTS answers.
-	slots string
+	slots atomic.Pointer[string]
 	// script answers EVALSHA; it may close the connection, or wait for quit.
-	script func(conn net.Conn, args []string)
+	script func(n *fakeNode, conn net.Conn)
 	// user and password, when set, must come before anything else.
 	user, password string
 
 	quit chan struct{}
+	once sync.Once
 	wg   sync.WaitGroup
 
 	mu       sync.Mutex
-	calls    map[string]int
+	scripts  int // calls of scripts
 	refused  int // commands without the password
 	accepted int
 	conns    map[net.Conn]bool
 }
 
-// newFakeNode starts a node that owns all slots. config is nil for plain TCP.
-func newFakeNode(t *testing.T, config *tls.Config, script func(conn net.Conn, args []string)) *fakeNode {
+// newFakeNode starts a node that owns all slots, after the changes. config is nil for plain TCP.
+func newFakeNode(t *testing.T, config *tls.Config, script func(n *fakeNode, conn net.Conn), change ...func(n *fakeNode)) *fakeNode {
 	t.Helper()
 	var lc net.ListenConfig
 	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -47,9 +49,13 @@ func newFakeNode(t *testing.T, config *tls.Config, script func(conn net.Conn, ar
 	}
 	n := &fakeNode{
 		listener: l, addr: l.Addr().String(), script: script,
-		quit: make(chan struct{}), calls: map[string]int{}, conns: map[net.Conn]bool{},
+		quit: make(chan struct{}), conns: map[net.Conn]bool{},
 	}
-	n.slots = slotsReply(slotRange{0, 16383, n.addr})
+	slots := slotsReply(slotRange{0, 16383, n.addr})
+	n.slots.Store(&slots)
+	for _, c := range change {
+		c(n)
+	}
 	n.wg.Go(n.accept)
 	t.Cleanup(n.stop)
 	return n
@@ -70,8 +76,9 @@ func slotsReply(ranges ...slotRange) string {
 	return b.String()
 }
 
+// stop ends the node; calls that hang fail then. Doing it twice is safe.
 func (n *fakeNode) stop() {
-	close(n.quit)
+	n.once.Do(func() { close(n.quit) })
 	_ = n.listener.Close()
 	n.mu.Lock()
 	for c := range n.conns {
@@ -81,10 +88,10 @@ func (n *fakeNode) stop() {
 	n.wg.Wait()
 }
 
-func (n *fakeNode) count(command string) int {
+func (n *fakeNode) scriptCalls() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.calls[command]
+	return n.scripts
 }
 
 func (n *fakeNode) accept() {
@@ -115,9 +122,6 @@ func (n *fakeNode) serve(conn net.Conn) {
 			return
 		}
 		name := strings.ToUpper(args[0])
-		n.mu.Lock()
-		n.calls[name]++
-		n.mu.Unlock()
 		line := strings.Join(args, " ")
 		if !known && (strings.Contains(line, n.user+" "+n.password)) && (name == "AUTH" || name == "HELLO") {
 			known = true
@@ -130,7 +134,10 @@ func (n *fakeNode) serve(conn net.Conn) {
 			continue
 		}
 		if name == "EVALSHA" {
-			n.script(conn, args)
+			n.mu.Lock()
+			n.scripts++
+			n.mu.Unlock()
+			n.script(n, conn)
 			continue
 		}
 		_, _ = io.WriteString(conn, n.answer(name, args))
@@ -144,7 +151,7 @@ func (n *fakeNode) answer(name string, args []string) string {
 	case "AUTH", "SET", "ASKING":
 		return "+OK\r\n"
 	case "CLUSTER":
-		return n.slots
+		return *n.slots.Load()
 	case "SETNX":
 		return ":0\r\n"
 	case "GET":

@@ -78,7 +78,6 @@ type agreement struct {
 	gen     string
 	epoch   quota.Epoch
 	version int64
-	fresh   int
 	limits  map[string]quota.Limit // of global policies
 	quotas  []quota.Entry          // without keys
 	past    []int64
@@ -479,18 +478,18 @@ func (a *agreement) held() error {
 		byID[q.ID.Policy] = q
 	}
 	for _, id := range ids {
-		want, any := quota.QuotaReport{Version: -1}, false
+		want, known := quota.QuotaReport{Version: -1}, false
 		for stripe := range agreementStripes {
 			version, share, ok := a.models[stripe].Held(a.store.ShareKey(stripe, id))
-			any = any || ok
+			known = known || ok
 			if want.Version < 0 || version < want.Version {
 				want.Version = version
 			}
 			want.Share = want.Share.Max(share)
 		}
 		q, ok := byID[id]
-		if ok != any || any && (q.Version != want.Version || q.Share != want.Share) {
-			return fmt.Errorf("policy %s: held %+v (%t), want version %d share %+v (%t)", id, q, ok, want.Version, want.Share, any)
+		if ok != known || known && (q.Version != want.Version || q.Share != want.Share) {
+			return fmt.Errorf("policy %s: held %+v (%t), want version %d share %+v (%t)", id, q, ok, want.Version, want.Share, known)
 		}
 	}
 	return nil

@@ -72,7 +72,8 @@ func (w *logWorld) drain(i int, name string, n int64) error {
 		if err != nil || !out.Allowed {
 			return err
 		}
-		in := append(w.entries[name], w.now)
+		w.entries[name] = append(w.entries[name], w.now)
+		in := w.entries[name]
 		for w.now-in[0] >= w.limit.Period.Microseconds() {
 			in = in[1:]
 		}

@@ -8,6 +8,7 @@ import (
 )
 
 func benchmarkModel(b *testing.B, e quota.Entry) {
+	b.Helper()
 	m := quota.NewModel()
 	m.Initialise(start, 0, "g", true)
 	a := quota.Attempt{Cost: quota.Token, Entries: []quota.Entry{e}}

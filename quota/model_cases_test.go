@@ -3,7 +3,6 @@ package quota_test
 import (
 	"errors"
 	"fmt"
-	"math"
 	"testing"
 	"time"
 
@@ -363,7 +362,7 @@ func TestWaitsStayInRange(t *testing.T) {
 	m.Initialise(start, 0, "g", true)
 	take(t, m, start, e, l.Capacity)
 	v := ask(t, m, start, e, l.Capacity, false)
-	if v.RetryAfter <= 0 || v.RetryAfter > math.MaxInt64 || v.ResetAfter <= 0 {
+	if v.RetryAfter <= 0 || v.ResetAfter <= 0 {
 		t.Errorf("waits of %s and %s", v.RetryAfter, v.ResetAfter)
 	}
 }

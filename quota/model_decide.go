@@ -32,61 +32,87 @@ func (m *Model) decideBucket(now float64, a Attempt, e Entry) step {
 	return m.decideShared(now, a, e)
 }
 
-// decideRegional decides a bucket with regional numbers. Refill is a whole number of
-// milli-tokens in a whole number of microseconds, in lowest terms, and the stored
-// instant only ever moves on by whole such steps, so no sequence of touches loses a
-// fraction or gains one.
-func (m *Model) decideRegional(now float64, a Attempt, e Entry) step {
-	r, p := e.Limit.LowestTerms()
-	capacity, refill, period := float64(e.Limit.Capacity), float64(r), float64(p)
-	slow := period / refill
-	level, x, from := capacity, capacity, now
-	if v, held := m.buckets[e.Bucket]; held || m.logs[e.Bucket].entries != nil {
-		moved := !held || v.shared
-		x = v.level
+// numbers are a regional limit as the model counts: refill milli-tokens in period
+// microseconds, in lowest terms.
+type numbers struct{ capacity, refill, period, slow float64 }
+
+func numbersOf(l Limit) numbers {
+	refill, period := l.LowestTerms()
+	n := numbers{capacity: float64(l.Capacity), refill: float64(refill), period: float64(period)}
+	n.slow = n.period / n.refill
+	return n
+}
+
+// touch brings a stored bucket up to date: its level now, and the level x at the
+// instant from. That instant only ever moves on by whole periods of the lowest terms,
+// so no sequence of touches loses a fraction or gains one. moved is whether the bucket
+// must be written down as it is now, since it would stand still otherwise.
+func (n numbers) touch(now float64, v bucketValue, own bool) (level, x, from float64, moved bool) {
+	moved = !own
+	x, from = v.level, v.mark
+	level = x
+	if own {
+		if elapsed := now - from; elapsed > 0 {
+			whole := math.Floor(elapsed / n.period)
+			x, from = x+float64(whole*n.refill), from+float64(whole*n.period)
+			level = x + math.Floor((now-from)*n.refill/n.period)
+		} else if -elapsed > float64(n.capacity*n.slow) {
+			moved = true // the clock stepped back by a lot: go on from here; a little: wait for it
+		}
+	}
+	if moved {
+		x, from = math.Min(math.Max(x, 0), n.capacity), now
 		level = x
-		if !moved {
-			from = v.mark
-			if elapsed := now - from; elapsed > 0 {
-				whole := math.Floor(elapsed / period)
-				x, from = x+float64(whole*refill), from+float64(whole*period)
-				level = x + math.Floor((now-from)*refill/period)
-			} else if -elapsed > float64(capacity*slow) {
-				moved = true // the clock stepped back by a lot: go on from here; a little: wait for it
-			}
-		}
-		if moved {
-			x, from = math.Min(math.Max(x, 0), capacity), now
-			level = x
-			m.keep(a, e.Bucket, bucketValue{level: x, mark: from, expires: now + 1000*(math.Ceil((capacity-x)*slow/1000)+1)})
-		}
-		if level >= capacity {
-			x, level, from = capacity, capacity, math.Max(from, now)
+	}
+	if level >= n.capacity {
+		x, level, from = n.capacity, n.capacity, math.Max(from, now)
+	}
+	return level, x, from, moved
+}
+
+// decideRegional decides a bucket with regional numbers.
+func (m *Model) decideRegional(now float64, a Attempt, e Entry) step {
+	n := numbersOf(e.Limit)
+	level, x, from := n.capacity, n.capacity, now
+	until := func(x float64) float64 { return from - now + math.Ceil((n.capacity-x)*n.slow) }
+	store := func(x float64) {
+		m.replace(e.Bucket, bucketValue{level: x, mark: from, expires: now + 1000*(math.Ceil(until(x)/1000)+1)})
+	}
+	if v, bucket, held := m.stored(e.Bucket); held {
+		var moved bool
+		level, x, from, moved = n.touch(now, v, bucket && !v.shared)
+		if moved && !a.Peek {
+			store(x)
 		}
 	}
 	c := float64(a.Cost)
-	s := step{code: 1, spendable: math.Max(0, level)}
-	if s.code = fits(c, capacity, s.spendable); s.code == 0 {
-		s.wait = math.Ceil((c - x) * period / refill)
-		if x+math.Floor(s.wait*refill/period) < c {
+	s := step{spendable: math.Max(0, level)}
+	if s.code = fits(c, n.capacity, s.spendable); s.code == 0 {
+		s.wait = math.Ceil((c - x) * n.period / n.refill)
+		if x+math.Floor(s.wait*n.refill/n.period) < c {
 			s.wait++ // a product above 2^53
 		}
 		s.wait += from - now
 	}
-	until := func(x float64) float64 { return from - now + math.Ceil((capacity-x)*slow) }
 	s.reset = func(charged bool) float64 {
 		switch {
 		case charged:
 			return until(x - c)
-		case s.spendable < capacity:
+		case s.spendable < n.capacity:
 			return until(x)
 		}
 		return 0
 	}
-	s.put = func() {
-		m.replace(e.Bucket, bucketValue{level: x - c, mark: from, expires: now + 1000*(math.Ceil(until(x-c)/1000)+1)})
-	}
+	s.put = func() { store(x - c) }
 	return s
+}
+
+// stored returns what a key holds; bucket is whether it is one, and not a log.
+func (m *Model) stored(key string) (v bucketValue, bucket, held bool) {
+	if v, ok := m.buckets[key]; ok {
+		return v, true, true
+	}
+	return bucketValue{}, false, m.logs[key].entries != nil
 }
 
 // fits returns the code of a cost: 1 admits, 0 denies, -1 can never fit.
@@ -153,41 +179,53 @@ func (s *shared) fill(rec record, cost float64) (short float64) {
 	return short
 }
 
+// touch returns the level of a stored bucket, the mark that it is charged under, and
+// what the accumulator lacks until the bucket has the cost. moved is whether the bucket
+// must be written down under that mark, since it would stand still otherwise.
+func (s *shared) touch(v bucketValue, own bool, cost float64) (level, mark, short float64, moved bool) {
+	scale := s.scaling.Refill
+	mark = s.mark
+	if !own {
+		// Left by other numbers or another algorithm: keep a level, never refill.
+		v.mark, v.wrap = mark, markWrap
+	}
+	since := mod(mark-v.mark, v.wrap)
+	moved = !own
+	if since >= v.wrap/2 {
+		since -= v.wrap
+		if -since <= s.capacity/scale {
+			mark = v.mark // the clock stepped back by a little: wait for it
+		} else {
+			since, moved = 0, true // by a lot: go on from here
+		}
+	}
+	gain := math.Max(0, since)
+	if scale != 1 {
+		gain = math.Floor(gain * scale)
+	}
+	return math.Max(0, math.Min(s.ghost, v.level+gain)), mark, steps(cost-v.level, 0, scale) - since, moved
+}
+
 func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 	rec := m.shareRecord(now, a, e)
 	s := m.view(rec, now, a.Stripe, e)
-	cost, scale := float64(a.Cost), s.scaling.Refill
+	cost := float64(a.Cost)
 	life, wrap := rec.life, rec.wrap
 	if s.overridden {
 		life, wrap = math.Min(math.Ceil(life*s.scaling.Life), float64(maxBucketLife/time.Millisecond)), markWrap
 	}
-	expires := now + life*1000
+	bucket := bucketValue{shared: true, expires: now + life*1000}
 	short := s.fill(rec, cost)
 	level, mark := s.ghost, s.mark
-	if v, held := m.buckets[e.Bucket]; held || m.logs[e.Bucket].entries != nil {
-		moved := !held || !v.shared
-		if moved {
-			// Left by other numbers or another algorithm: keep a level, never refill.
-			v = bucketValue{level: v.level, mark: mark, shared: true, wrap: markWrap, expires: expires}
+	if v, isBucket, held := m.stored(e.Bucket); held {
+		var lacks float64
+		var moved bool
+		level, mark, lacks, moved = s.touch(v, isBucket && v.shared, cost)
+		short = math.Max(short, lacks)
+		if moved && !a.Peek {
+			bucket.level, bucket.mark, bucket.wrap = v.level, mark, markWrap
+			m.replace(e.Bucket, bucket)
 		}
-		since := mod(mark-v.mark, v.wrap)
-		if since >= v.wrap/2 {
-			since -= v.wrap
-			if -since <= s.capacity/scale {
-				mark = v.mark // the clock stepped back by a little: wait for it
-			} else {
-				since, moved = 0, true // by a lot: go on from here
-			}
-		}
-		if moved {
-			m.keep(a, e.Bucket, bucketValue{level: v.level, mark: mark, shared: true, wrap: markWrap, expires: expires})
-		}
-		gain := math.Max(0, since)
-		if scale != 1 {
-			gain = math.Floor(gain * scale)
-		}
-		short = math.Max(short, steps(cost-v.level, 0, scale)-since)
-		level = math.Max(0, math.Min(s.ghost, v.level+gain))
 	}
 	out := step{code: fits(cost, s.limit, level), spendable: level}
 	if out.code == 0 {
@@ -199,7 +237,7 @@ func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 		mark = math.Mod(mark+1, markWrap)
 	}
 	out.version, out.share = int64(rec.version), Share{Tokens(rec.capacity), Tokens(rec.refill)}
-	slow := s.per / (s.rate * scale)
+	slow := s.per / (s.rate * s.scaling.Refill)
 	out.reset = func(charged bool) float64 {
 		at := level
 		if charged {
@@ -211,10 +249,8 @@ func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 		return 0
 	}
 	out.put = func() {
-		if wrap == narrowWrap {
-			mark = math.Mod(mark, narrowWrap)
-		}
-		m.replace(e.Bucket, bucketValue{level: level - cost, mark: mark, shared: true, wrap: wrap, expires: expires})
+		bucket.level, bucket.mark, bucket.wrap = level-cost, math.Mod(mark, wrap), wrap
+		m.replace(e.Bucket, bucket)
 	}
 	return out
 }
@@ -231,7 +267,7 @@ func steps(to, from, size float64) float64 {
 
 // wait returns the time until a cost fits, given what the accumulator lacks until
 // the bucket itself has it.
-func (s shared) wait(cost, short float64) float64 {
+func (s *shared) wait(cost, short float64) float64 {
 	if s.overridden {
 		limit, base := float64(s.scaling.Limit), float64(s.scaling.Base)
 		whole := math.Ceil(cost * base / limit)
@@ -248,13 +284,6 @@ func (s shared) wait(cost, short float64) float64 {
 		return math.Ceil(short*s.per/s.rate) + 1
 	}
 	return math.Ceil((s.gained+short)*s.per/s.rate) - s.elapsed + 1
-}
-
-// keep stores a bucket that a touch brought up to date; asking leaves no trace.
-func (m *Model) keep(a Attempt, key string, v bucketValue) {
-	if !a.Peek {
-		m.replace(key, v)
-	}
 }
 
 // replace stores a bucket in place of whatever the key held.
@@ -300,10 +329,11 @@ func (e Entry) FloorGrant() Grant {
 	return Grant{Share: e.Floor, Permanent: e.Floor, Floor: e.Floor, Algorithm: e.Algorithm, Limit: e.Base}
 }
 
-func (m *Model) decideLog(now float64, a Attempt, e Entry) step {
-	limit, window := float64(e.Limit.Capacity), micros(e.Limit.Period)
-	n, blocked := limit, 0.0
-	var s step
+// logNumbers returns a log's limit, how many entries its share allows, its window, and
+// for how long it admits nothing at all; s learns of the share.
+func (m *Model) logNumbers(now float64, a Attempt, e Entry, s *step) (limit, n, window, blocked float64) {
+	limit, window = float64(e.Limit.Capacity), micros(e.Limit.Period)
+	n = limit
 	if e.ShareKey != "" {
 		rec := m.shareRecord(now, a, e)
 		s.version, s.share = int64(rec.version), Share{Capacity: Tokens(rec.capacity)}
@@ -318,7 +348,12 @@ func (m *Model) decideLog(now float64, a Attempt, e Entry) step {
 		}
 		blocked = math.Max(0, rec.at-now)
 	}
-	n = math.Floor(n / 1000)
+	return limit, math.Floor(n / 1000), window, blocked
+}
+
+func (m *Model) decideLog(now float64, a Attempt, e Entry) step {
+	var s step
+	limit, n, window, blocked := m.logNumbers(now, a, e, &s)
 	entries, moved := m.logEntries(now, e.Bucket, n)
 	entry := now
 	if k := len(entries); k > 0 {

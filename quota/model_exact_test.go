@@ -31,26 +31,26 @@ func regionalLog(limit int64, window time.Duration) quota.Entry {
 }
 
 // ask is one attempt on one quota; the model drops what has expired first, as Redis does.
-func ask(t testing.TB, m *quota.Model, now int64, e quota.Entry, cost quota.Tokens, peek bool) quota.Verdict {
-	t.Helper()
+func ask(tb testing.TB, m *quota.Model, now int64, e quota.Entry, cost quota.Tokens, peek bool) quota.Verdict {
+	tb.Helper()
 	m.Expire(now)
 	out, err := m.Acquire(now, quota.Attempt{Cost: cost, Peek: peek, Entries: []quota.Entry{e}})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	v := out.Verdicts[0]
 	if out.Allowed != v.Allowed {
-		t.Fatalf("allowed %t, verdict %+v", out.Allowed, v)
+		tb.Fatalf("allowed %t, verdict %+v", out.Allowed, v)
 	}
 	if v.Level < 0 || v.Level > e.Limit.Capacity {
-		t.Fatalf("level %s is outside 0..%s", v.Level, e.Limit.Capacity)
+		tb.Fatalf("level %s is outside 0..%s", v.Level, e.Limit.Capacity)
 	}
 	return v
 }
 
-func take(t testing.TB, m *quota.Model, now int64, e quota.Entry, cost quota.Tokens) bool {
-	t.Helper()
-	return ask(t, m, now, e, cost, false).Allowed
+func take(tb testing.TB, m *quota.Model, now int64, e quota.Entry, cost quota.Tokens) bool {
+	tb.Helper()
+	return ask(tb, m, now, e, cost, false).Allowed
 }
 
 // exactBucket is a token bucket in rational arithmetic.
@@ -139,7 +139,8 @@ func TestRegionalBucketIsTheExactBucket(t *testing.T) {
 // microsecond less is not.
 func TestRetryAfterIsExact(t *testing.T) {
 	t.Parallel()
-	check := func(t *rapid.T, tb testing.TB, e quota.Entry, early int64, prepare func(m *quota.Model)) {
+	check := func(tb testing.TB, t *rapid.T, e quota.Entry, early int64, prepare func(m *quota.Model)) {
+		tb.Helper()
 		m := quota.NewModel()
 		prepare(m)
 		now := start
@@ -167,21 +168,21 @@ func TestRetryAfterIsExact(t *testing.T) {
 		name := fmt.Sprintf("%s per %s", l.Refill, l.Period)
 		t.Run("regional "+name, func(t *testing.T) {
 			t.Parallel()
-			rapid.Check(t, func(rt *rapid.T) { check(rt, t, regional(l), 1, nothing) })
+			rapid.Check(t, func(rt *rapid.T) { check(t, rt, regional(l), 1, nothing) })
 		})
 		t.Run("global "+name, func(t *testing.T) {
 			t.Parallel()
 			e := regional(l)
 			e.ShareKey, e.Floor = "share", l.Share()
 			rapid.Check(t, func(rt *rapid.T) {
-				check(rt, t, e, 3, func(m *quota.Model) { m.Initialise(start, 0, "g", true) })
+				check(t, rt, e, 3, func(m *quota.Model) { m.Initialise(start, 0, "g", true) })
 			})
 		})
 	}
 	for _, window := range []time.Duration{time.Second, time.Minute, 365 * 24 * time.Hour} {
 		t.Run("log "+window.String(), func(t *testing.T) {
 			t.Parallel()
-			rapid.Check(t, func(rt *rapid.T) { check(rt, t, regionalLog(7, window), 1, nothing) })
+			rapid.Check(t, func(rt *rapid.T) { check(t, rt, regionalLog(7, window), 1, nothing) })
 		})
 	}
 }
