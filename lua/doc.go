@@ -21,31 +21,60 @@
 //
 // # Values
 //
-// A share record is fifteen integers: the limit's capacity, the version, the share's
-// capacity, refill and period, the permanent capacity and refill, the accumulator
-// and the ghost when the record was settled and when that was, the life of a bucket,
-// the modulus of its mark, for a log the entries that may still stay from a larger
-// share and since when, and the epoch.
+// A share record is the limit's capacity, the version, the share's capacity, refill
+// and period, the accumulator when the record was settled, when that was, and the
+// ghost then, the life of a bucket and its form (n narrow, w wide, a capital when the
+// permanent part differs), the permanent capacity and refill, for a log the entries
+// that may still stay from a larger share and since when, and the epoch; then, each
+// behind a bar, up to eight instants at which the share grew, as the accumulator and
+// the capacity before. All are integers but the ghost, which has six decimals.
 //
 // A bucket under a share record is its level x and the policy's accumulator A_x when
 // it was last charged. With A(t) = A0 + r(t-t0) and the ghost g(t) = min(c, g0 +
 // r(t-t0)), the level of a bucket nobody uses, its level is min(g(t), x + A(t) - A_x):
 // exact for any number of share changes between two touches, because each change only
-// settles the record. An absent bucket has the level of the ghost, so a region that
-// is granted more capacity is granted room, not tokens. Both numbers fit one 64-bit
-// integer when they are small: nine digits of accumulator after a guard digit, the
-// level before it. Redis then stores no payload at all. Larger ones are "x:A".
+// settles the record. A settlement keeps the part of a milli-token that is under way,
+// so a policy that is settled every second refills as well as one that never is. An
+// absent bucket has the level of the ghost, so a region that is granted more capacity
+// is granted room, not tokens. A bucket that leaves its capacity is marked one
+// milli-token ahead, since A is a whole number and the one under way is not its own.
 //
-// A bucket with regional numbers is "level:seconds:microseconds". A log is "L" and six
-// bytes per entry.
+// A key whose override has more burst for its refill than the policy fills the room
+// of a grown share more slowly than the ghost: at an instant j of growth it had at
+// most its part of the capacity before, so now at most that and what its own refill
+// gave since, for each j.
+//
+// Both numbers fit one 64-bit integer when they are small: nine digits of accumulator
+// after a guard digit, the level before it. Redis then stores no payload at all.
+// Larger ones, and overridden keys, are "x:A". A mark more than half the range behind
+// is one ahead: the clock stepped back. Half the wide range is 2e15 milli-tokens, so
+// under limits above 2^38 tokens a bucket may read too low, never too high, when it
+// is touched again after it had long been full.
+//
+// A bucket with regional numbers is "level@microseconds": its refill in lowest terms
+// is a whole number of milli-tokens in a whole number of microseconds, and the instant
+// moves on by whole such steps, so the stored level may be below zero for less than
+// one. It is the exact bucket, rounded down, as long as the two numbers of the
+// fraction multiply to less than 2^53, and within a milli-token of it beyond.
+//
+// A log is "L" and seven bytes per entry, the instants in order. A value in any other
+// form was left by another algorithm, or by nobody of ours: its level counts if it can
+// be read, else nothing is left, and refill starts anew.
 //
 // Refills are divided, and windows multiplied, by 1.0005 under a share record: clocks
 // of two regions may run at slightly different rates, and the sum over the regions
 // must hold in true time.
 //
+// A clock that steps back freezes what counts by it. A step that would freeze a bucket
+// for longer than it takes to fill, a log for longer than its window, or a record for
+// longer than two seconds is not waited for: the value goes on from the new time,
+// with no token more.
+//
 // # What a script cannot do
 //
 // Nothing here retries a call whose fate is unknown: a second charge would be as
 // wrong as a lost one. A call that Redis has certainly not run (NOSCRIPT, MOVED, ASK,
-// TRYAGAIN, CLUSTERDOWN, LOADING) is sent again within its deadline.
+// TRYAGAIN, CLUSTERDOWN, LOADING, READONLY) is sent again within its deadline.
+//
+// The entries of one attempt must be different keys, each policy at most once.
 package lua
