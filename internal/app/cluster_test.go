@@ -31,7 +31,9 @@ func clusterNodes(t *testing.T, n int, policies string) []*regional.Engine {
 	prefix := testenv.Prefix(t)
 	nodes := make([]*regional.Engine, n)
 	for i := range nodes {
-		store, err := lua.Open(t.Context(), lua.Config{Addrs: cluster.Addrs, Prefix: prefix})
+		store, err := lua.Open(t.Context(), lua.Config{
+			Addrs: cluster.Addrs, Prefix: prefix, ReadTimeout: 10 * time.Second, DialTimeout: 10 * time.Second,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
