@@ -136,9 +136,6 @@ func (m *Model) Held(shareKey string) (version int64, share Share, ok bool) {
 // attempt has global quotas and the stripe no region record.
 func (m *Model) Acquire(now int64, a Attempt) (Outcome, error) {
 	t := float64(now)
-	if err := m.ready(a); err != nil {
-		return Outcome{}, err
-	}
 	remembered := a.RequestID != "" && !a.Peek && a.Cost > 0
 	if remembered {
 		if r, ok := m.replies[a.RequestID]; ok {
@@ -149,6 +146,9 @@ func (m *Model) Acquire(now int64, a Attempt) (Outcome, error) {
 			r.outcome.Verdicts = slices.Clone(r.outcome.Verdicts)
 			return r.outcome, nil
 		}
+	}
+	if err := m.ready(a); err != nil {
+		return Outcome{}, err
 	}
 	steps := make([]step, len(a.Entries))
 	allowed := true

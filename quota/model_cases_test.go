@@ -329,6 +329,10 @@ func TestRequestIDsChargeOnce(t *testing.T) {
 	if _, err := m.Acquire(start, two); !errors.Is(err, quota.ErrRequestID) || !errors.Is(err, quota.ErrInvalid) {
 		t.Errorf("the id with another request: %v", err)
 	}
+	two.Entries[1].ShareKey = "share" // of a stripe without a region record
+	if _, err := m.Acquire(start, two); !errors.Is(err, quota.ErrRequestID) {
+		t.Errorf("the id with another request, before the dataset is there: %v", err)
+	}
 	m.Expire(start + quota.IdempotencyTTL.Microseconds() + 1)
 	if out, err := m.Acquire(start+quota.IdempotencyTTL.Microseconds()+1, a); err != nil || out.Replayed {
 		t.Errorf("after its time: %+v, %v", out, err)
