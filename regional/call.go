@@ -33,9 +33,10 @@ type call struct {
 	keep    bool
 }
 
-// ask sends the attempt on its way. It never blocks: with the gate full the call
-// has failed already, and a failed call costs no goroutine.
-func (e *Engine) ask(ctx context.Context, a quota.Attempt) *call {
+// ask sends the attempt on its way for a check that may wait that long for an
+// answer. It never blocks: with the gate full the call has failed already, and a
+// failed call costs no goroutine.
+func (e *Engine) ask(ctx context.Context, a quota.Attempt, patience time.Duration) *call {
 	c := &call{attempt: a, answered: make(chan struct{}, 1)}
 	if !e.gate.enter(a.Stripe) {
 		c.err = fmt.Errorf("%d calls inside the store: %w", e.cfg.MaxInFlight, quota.ErrOverloaded)
@@ -45,7 +46,7 @@ func (e *Engine) ask(ctx context.Context, a quota.Attempt) *call {
 	e.background.Go(func() {
 		// The caller's deadline must not cut the call short: a script that was
 		// sent and whose answer is thrown away may have charged.
-		out, err := e.store.Acquire(e.lasting.with(ctx), a)
+		out, err := e.store.Acquire(e.lasting.with(ctx, patience), a)
 		e.gate.leave(a.Stripe)
 		if err == nil && len(out.Verdicts) != len(a.Entries) {
 			err = fmt.Errorf("store answered %d of %d entries: %w", len(out.Verdicts), len(a.Entries), quota.ErrUnavailable)
@@ -167,11 +168,14 @@ func certainlyNotRun(err error) bool {
 }
 
 // lasting makes contexts for work that must outlive the check that began it,
-// and still ends. One timer serves all that begin within a slot, instead of one each.
+// and still ends. One timer serves all that begin within a slot and last alike,
+// instead of one each.
 type lasting struct {
 	base context.Context //nolint:containedctx // the engine's lifetime, the parent of all calls
-	life time.Duration
-	slot atomic.Pointer[lastingSlot]
+	// late is how long work goes on after its check has stopped waiting.
+	late time.Duration
+	// slots are by the check's patience, in steps of lastingGrain.
+	slots [quota.MaxStoreDeadline/lastingGrain + 1]atomic.Pointer[lastingSlot]
 }
 
 type lastingSlot struct {
@@ -180,22 +184,25 @@ type lastingSlot struct {
 	until  time.Time
 }
 
-// lastingGrain is how much longer than asked a context may live.
+// lastingGrain is the step in which lives are counted, and for how long one slot is used.
 const lastingGrain = 100 * time.Millisecond
 
-// with returns a context with the values of ctx that ends between life and
-// life+lastingGrain from now, whatever becomes of ctx.
-func (l *lasting) with(ctx context.Context) context.Context {
+// with returns a context with the values of ctx that ends at the earliest when the
+// patience of its check and the late time after it are over, and at most two grains
+// later, whatever becomes of ctx. Patience beyond quota.MaxStoreDeadline counts as that.
+func (l *lasting) with(ctx context.Context, patience time.Duration) context.Context {
+	steps := (min(max(patience, 0), quota.MaxStoreDeadline) + lastingGrain - 1) / lastingGrain
+	slot := &l.slots[steps]
 	now := time.Now()
-	s := l.slot.Load()
+	s := slot.Load()
 	if s == nil || now.After(s.until) {
 		fresh := &lastingSlot{until: now.Add(lastingGrain)}
-		fresh.ctx, fresh.cancel = context.WithTimeout(l.base, l.life+lastingGrain)
-		if l.slot.CompareAndSwap(s, fresh) {
+		fresh.ctx, fresh.cancel = context.WithTimeout(l.base, steps*lastingGrain+l.late+lastingGrain)
+		if slot.CompareAndSwap(s, fresh) {
 			s = fresh
 		} else {
 			fresh.cancel()
-			s = l.slot.Load()
+			s = slot.Load()
 		}
 	}
 	return valued{s.ctx, ctx}

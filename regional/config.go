@@ -40,7 +40,7 @@ type Config struct {
 	// MaxInFlight bounds the calls inside the store; one more takes its policy's
 	// failure mode at once.
 	MaxInFlight int
-	// LateWait is how long a call may go on after its check has given up on it.
+	// LateWait is how long a call may go on after the last deadline of its check.
 	LateWait time.Duration
 	// LocalKeys bounds the in-memory buckets that stand in for the store.
 	LocalKeys int

@@ -13,19 +13,21 @@ import (
 // those that did not answer, and settle so that either every policy is charged
 // or none. It fails only when the caller has gone.
 func (e *Engine) decide(ctx context.Context, p *plan, start time.Time) error {
+	longest := time.Duration(0)
+	for i := range p.groups {
+		longest = max(longest, p.groups[i].deadline)
+	}
 	for i := range p.groups {
 		g := &p.groups[i]
-		g.call = e.ask(ctx, p.attempt(g))
+		g.call = e.ask(ctx, p.attempt(g), longest)
 	}
 	timer, _ := e.timers.Get().(*time.Timer) // the pool holds nothing else
 	defer func() {
 		timer.Stop()
 		e.timers.Put(timer)
 	}()
-	longest := time.Duration(0)
 	for i := range p.groups {
 		g := &p.groups[i]
-		longest = max(longest, g.deadline)
 		timer.Reset(time.Until(start.Add(g.deadline)))
 		g.failure = g.call.wait(ctx, timer)
 		if g.failure != nil {

@@ -35,7 +35,8 @@
 // A stripe is waited for until the smallest StoreDeadline of its policies (5 ms if
 // they do not say), counted from the check's arrival, or until the caller goes. The
 // call itself is not cut short then, because a script that has been sent may have
-// charged. It goes on for Config.LateWait, and its late answer is settled:
+// charged. It goes on for Config.LateWait after the last deadline of its check, and its
+// late answer is settled:
 //
 //	the caller was told "denied", or has gone   the charge is given back
 //	the caller was let through by a fallback    the charge stands; it is the charge of that request

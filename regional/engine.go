@@ -46,7 +46,7 @@ func New(cfg Config) (*Engine, error) {
 		cfg: cfg, store: cfg.Store, metrics: newMetrics(cfg.Registerer),
 		log:           newBoundedLog(cfg.Logger),
 		gate:          newGate(cfg.MaxInFlight),
-		lasting:       lasting{base: ctx, life: cfg.LateWait},
+		lasting:       lasting{base: ctx, late: cfg.LateWait},
 		stop:          cancel,
 		uninitialised: make(chan struct{}, 1),
 	}

@@ -1,6 +1,7 @@
 package regional_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -94,6 +95,54 @@ func TestPolicyDeadlineOverridesDefault(t *testing.T) {
 		b.mustCheck(t, request())
 		if took := time.Since(start); took != 40*time.Millisecond {
 			t.Fatalf("took %v", took)
+		}
+	})
+}
+
+// A call lives as long as its check may wait for it and LateWait longer, however
+// long the policy's deadline is, and no longer than that.
+func TestCallOutlivesItsDeadline(t *testing.T) {
+	for _, deadline := range []time.Duration{0, 40 * time.Millisecond, 3 * time.Second, quota.MaxStoreDeadline} {
+		t.Run(deadline.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := newMemStore()
+				answer := make(chan time.Duration, 1)
+				began := time.Now()
+				store.before = func(ctx context.Context, _ quota.Attempt) error {
+					<-ctx.Done()
+					answer <- time.Since(began)
+					return ctx.Err()
+				}
+				b := setup(t, store, []*quota.Policy{with(bucket("p", 3, 0), func(p *quota.Policy) { p.StoreDeadline = deadline })})
+				b.mustCheck(t, request())
+				wait := cmp.Or(deadline, quota.DefaultStoreDeadline)
+				if took := time.Since(began); took != wait {
+					t.Errorf("the check waited %v of its %v", took, wait)
+				}
+				least := wait + regional.DefaultLateWait
+				if life := <-answer; life < least || life > least+200*time.Millisecond {
+					t.Errorf("the call was cut off after %v, want %v", life, least)
+				}
+			})
+		})
+	}
+}
+
+// An answer that comes just before a long deadline decides the check.
+func TestAnswerBeforeALongDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newMemStore()
+		store.before = func(ctx context.Context, _ quota.Attempt) error {
+			select {
+			case <-time.After(8 * time.Second):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		b := setup(t, store, []*quota.Policy{with(bucket("p", 3, 0), func(p *quota.Policy) { p.StoreDeadline = 9 * time.Second })})
+		if d := decision(t, b.mustCheck(t, request()), "p"); !d.Allowed || d.Source != quota.SourceStore {
+			t.Errorf("decided by %s: %+v", d.Source, d)
 		}
 	})
 }

@@ -41,7 +41,7 @@ func clusterNodes(t *testing.T, n int, policies string) []*regional.Engine {
 			Store: store, KeyPrefix: prefix, Stripes: store.Stripes(), Standalone: true,
 			// Thousands at once on one key must all reach the store: the test is
 			// about what the store decides, not about the bound in front of it.
-			MaxInFlight: 1 << 17, LateWait: 20 * time.Second,
+			MaxInFlight: 1 << 17,
 		})
 		if err != nil {
 			t.Fatal(err)
