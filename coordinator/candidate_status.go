@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"errors"
+	"math"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,18 +33,63 @@ type Leadership struct {
 	BeatAge time.Duration `json:"beatAge"`
 }
 
-// Status returns what is known of the election and, while leading, of the split.
-func (c *Candidate) Status() CandidateStatus {
-	now := c.cfg.Now()
-	c.mu.Lock()
-	serving, lead := c.serving, c.leadershipLocked(now)
-	c.mu.Unlock()
+// CandidateOverview is what a candidate knows, without the single quotas.
+type CandidateOverview struct {
+	// Overview is the coordinator's while it leads, and else tells no more than the
+	// time and the epoch.
+	Overview
+	Leadership Leadership `json:"leadership"`
+}
+
+// Status returns what is known of the election and, while leading, of every split.
+func (c *Candidate) Status() CandidateStatus { return c.StatusOfFirst(math.MaxInt) }
+
+// StatusOfFirst is Status with at most so many quotas.
+func (c *Candidate) StatusOfFirst(quotas int) CandidateStatus {
+	now, serving, lead := c.known()
 	s := CandidateStatus{Status: Status{At: now, Epoch: lead.Epoch}, Leadership: lead}
 	if serving != nil {
-		s.Status = serving.Status()
+		s.Status = serving.StatusOfFirst(quotas)
 		s.Leadership.Epoch = s.Epoch
 	}
 	return s
+}
+
+// Overview returns what is known of the election and, while leading, of regions and totals.
+func (c *Candidate) Overview() CandidateOverview {
+	now, serving, lead := c.known()
+	o := CandidateOverview{Overview: Overview{At: now, Epoch: lead.Epoch}, Leadership: lead}
+	if serving != nil {
+		o.Overview = serving.Overview()
+		o.Leadership.Epoch = o.Epoch
+	}
+	return o
+}
+
+// Splits returns a page of quotas and whether there are more. It fails with a
+// NotLeaderError while this candidate does not lead.
+func (c *Candidate) Splits(q SplitQuery) (page []QuotaStatus, more bool, err error) {
+	serving, err := c.right(nil)
+	if err != nil {
+		return nil, false, err
+	}
+	page, more = serving.Splits(q)
+	return page, more, nil
+}
+
+// Reload has this candidate load the ledger again, under a new epoch, if it leads:
+// somebody has changed what the ledger says of itself.
+func (c *Candidate) Reload() {
+	if _, serving, _ := c.known(); serving != nil {
+		c.doubt(serving, 0)
+	}
+}
+
+func (c *Candidate) known() (now time.Time, serving *Coordinator, lead Leadership) {
+	now = c.cfg.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return now, c.serving, c.leadershipLocked(now)
 }
 
 func (c *Candidate) leadershipLocked(now time.Time) Leadership {
@@ -60,10 +106,9 @@ func (c *Candidate) leadershipLocked(now time.Time) Leadership {
 	return Leadership{Leader: e.seen.Holder, URL: e.seen.URL, Epoch: e.seen.Epoch, BeatAge: now.Sub(e.since)}
 }
 
-func (c *Candidate) leadership() Leadership {
-	c.mu.Lock()
-	serving, lead := c.serving, c.leadershipLocked(c.cfg.Now())
-	c.mu.Unlock()
+// Leadership returns what is known of the election.
+func (c *Candidate) Leadership() Leadership {
+	_, serving, lead := c.known()
 	if serving != nil {
 		lead.Epoch = serving.epoch()
 	}
@@ -86,7 +131,7 @@ type candidateMetrics struct {
 func newCandidateMetrics(reg prometheus.Registerer, c *Candidate) candidateMetrics {
 	f := promauto.With(reg)
 	gauge := func(name, help string, value func(Leadership) float64) {
-		f.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return value(c.leadership()) })
+		f.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return value(c.Leadership()) })
 	}
 	gauge("weir_leader", "1 in the coordinator that leads and may answer regions, else 0.", func(l Leadership) float64 {
 		if l.Serving {

@@ -258,9 +258,30 @@ func (c *Coordinator) tick(ctx context.Context) error {
 	return nil
 }
 
-// Status returns what the coordinator knows. It is cheap enough to be called each second.
+// Status returns what the coordinator knows, with every quota.
 func (c *Coordinator) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.Status(c.cfg.Now())
+}
+
+// StatusOfFirst is Status with at most so many quotas, for a page that is drawn each second.
+func (c *Coordinator) StatusOfFirst(quotas int) Status {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.machine.statusOf(c.cfg.Now(), quotas)
+}
+
+// Overview returns what the coordinator knows without the single quotas.
+func (c *Coordinator) Overview() Overview {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.machine.Overview(c.cfg.Now())
+}
+
+// Splits returns a page of quotas and whether there are more.
+func (c *Coordinator) Splits(q SplitQuery) (page []QuotaStatus, more bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.machine.Splits(c.cfg.Now(), q)
 }

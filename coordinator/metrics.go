@@ -40,17 +40,9 @@ func newMetrics(reg prometheus.Registerer, regions []quota.Region, c *Coordinato
 		Name: "weir_coordinator_refused_reports_total", Help: "Reports of regions that were refused, by reason.",
 	}, []string{"reason"})
 	m.refused.invalid, m.refused.fenced = refused.WithLabelValues("invalid"), refused.WithLabelValues("fenced")
-	gauge := func(name, help string, value func(totals) float64) {
-		f.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return value(c.totals()) })
+	if reg != nil {
+		reg.MustRegister(newTotalsCollector(c.totals))
 	}
-	gauge("weir_coordinator_allocated_ratio_max", "Largest part of any limit that regions may be using; above 1 only while a lowered limit is not effective.",
-		func(t totals) float64 { return t.fullest })
-	gauge("weir_coordinator_unallocated_tokens", "Capacity that no region may use, summed over all quotas.",
-		func(t totals) float64 { return float64(t.unallocated) / float64(quota.Token) })
-	gauge("weir_coordinator_pending_grants", "Grants that no region has acknowledged yet.",
-		func(t totals) float64 { return float64(t.pending) })
-	gauge("weir_coordinator_quotas", "Quotas that are split between regions.",
-		func(t totals) float64 { return float64(t.quotas) })
 	for _, name := range regions {
 		f.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "weir_coordinator_region_report_age_seconds", Help: "Time since a region last reported, or since the start.",
@@ -60,10 +52,75 @@ func newMetrics(reg prometheus.Registerer, regions []quota.Region, c *Coordinato
 	return m
 }
 
-func (c *Coordinator) totals() totals {
+// totalsCollector shows sums over all quotas. They are worked out once for each
+// scrape, which passes over every quota; with a gauge for each it would be once for
+// each gauge. What it shows has the labels of a closed set, however many quotas there are.
+type totalsCollector struct {
+	totals func() Totals
+	gauges []totalsGauge
+	all    []*prometheus.Desc
+}
+
+// totalsGauge is one series.
+type totalsGauge struct {
+	desc  *prometheus.Desc
+	label []string
+	value func(*Totals) float64
+}
+
+// grantAgeLabels name the parts of GrantAges.
+var grantAgeLabels = [len(GrantAges{})]string{"under_1s", "under_10s", "under_1m", "older"}
+
+func newTotalsCollector(totals func() Totals) *totalsCollector {
+	c := &totalsCollector{totals: totals}
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		d := prometheus.NewDesc("weir_coordinator_"+name, help, labels, nil)
+		c.all = append(c.all, d)
+		return d
+	}
+	add := func(name, help string, value func(*Totals) float64) {
+		c.gauges = append(c.gauges, totalsGauge{desc(name, help), nil, value})
+	}
+	add("allocated_ratio_max", "Largest part of any limit that regions may be using; above 1 only while a lowered limit is not effective.",
+		func(t *Totals) float64 { return t.Fullest })
+	add("unallocated_tokens", "Capacity that no region may use, summed over all quotas.",
+		func(t *Totals) float64 { return float64(t.Unallocated) / float64(quota.Token) })
+	add("quotas", "Quotas that are split between regions.", func(t *Totals) float64 { return float64(t.Quotas) })
+	add("not_effective_quotas", "Quotas of which regions may still use more than the limit, because it was lowered or the ledger recovers.",
+		func(t *Totals) float64 { return float64(t.NotEffective) })
+	add("small_quotas", "Quotas whose limit has fewer than two tokens for each region.", func(t *Totals) float64 { return float64(t.Small) })
+	add("oldest_pending_grant_seconds", "Age of the oldest grant that its region has not acknowledged.",
+		func(t *Totals) float64 { return t.OldestGrant.Seconds() })
+	add("draining_shares", "Shares of logs that regions keep in part until their entries leave the window.",
+		func(t *Totals) float64 { return float64(t.DrainingShares) })
+	add("oldest_drain_seconds", "Time since a region took a smaller share of a log that it has not drained to, the longest.",
+		func(t *Totals) float64 { return t.OldestDrain.Seconds() })
+	pending := desc("pending_grants", "Grants that their region has not acknowledged yet, by age.", "age")
+	for i, label := range grantAgeLabels {
+		c.gauges = append(c.gauges, totalsGauge{pending, []string{label}, func(t *Totals) float64 { return float64(t.Ages[i]) }})
+	}
+	return c
+}
+
+// Describe implements prometheus.Collector.
+func (c *totalsCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range c.all {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *totalsCollector) Collect(ch chan<- prometheus.Metric) {
+	t := c.totals()
+	for _, g := range c.gauges {
+		ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.value(&t), g.label...)
+	}
+}
+
+func (c *Coordinator) totals() Totals {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.machine.totals()
+	return c.machine.totals(c.cfg.Now())
 }
 
 func (c *Coordinator) age(name quota.Region) time.Duration {

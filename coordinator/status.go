@@ -12,9 +12,12 @@ type Status struct {
 	Epoch quota.Epoch `json:"epoch"`
 	// Recovering is true while nothing is granted because the ledger may be incomplete.
 	Recovering bool           `json:"recovering"`
+	Ledger     LedgerState    `json:"ledger"`
 	Revision   int64          `json:"revision"`
 	Regions    []RegionStatus `json:"regions"`
 	Quotas     []QuotaStatus  `json:"quotas"`
+	// More is true when Quotas are not all.
+	More bool `json:"more,omitempty"`
 }
 
 // RegionStatus is one region.
@@ -28,8 +31,12 @@ type RegionStatus struct {
 	Gen        string        `json:"gen"`
 	Epoch      quota.Epoch   `json:"epoch"`
 	Revision   int64         `json:"revision"`
-	// Pending is how many grants the region has not acknowledged.
-	Pending int `json:"pending"`
+	// Pending is how many grants the region has not acknowledged, Draining how many
+	// shares of logs it keeps until their entries leave.
+	Pending  int `json:"pending"`
+	Draining int `json:"draining"`
+	// Awaited is true while the ledger waits for the region to report all it holds.
+	Awaited bool `json:"awaited,omitempty"`
 }
 
 // QuotaStatus is one quota.
@@ -40,7 +47,12 @@ type QuotaStatus struct {
 	Removed   bool        `json:"removed,omitempty"`
 	// Effective is false while the regions may still use more than the limit,
 	// because it was lowered and not all have acknowledged that.
-	Effective   bool          `json:"effective"`
+	Effective bool `json:"effective"`
+	// Small is true of a limit that has fewer than two tokens for each region: it goes
+	// in whole tokens to the regions that ask most, and the others have none.
+	Small bool `json:"small,omitempty"`
+	// Allocated is what all regions together may be using, Unallocated what is left.
+	Allocated   quota.Share   `json:"allocated"`
 	Unallocated quota.Share   `json:"unallocated"`
 	Regions     []ShareStatus `json:"regions"`
 }
@@ -52,59 +64,58 @@ type ShareStatus struct {
 	Demand float64 `json:"demand"`
 	// Share is what the split gives the region, Sent what it has been told,
 	// Acked what it has acknowledged, Bound the most it can be using.
-	Share   quota.Share `json:"share"`
-	Sent    quota.Share `json:"sent"`
-	Acked   quota.Share `json:"acked"`
-	Bound   quota.Share `json:"bound"`
-	Floor   quota.Share `json:"floor"`
-	Version int64       `json:"version"`
+	Share quota.Share `json:"share"`
+	Sent  quota.Share `json:"sent"`
+	Acked quota.Share `json:"acked"`
+	Bound quota.Share `json:"bound"`
+	Floor quota.Share `json:"floor"`
+	// Version is the one issued last, AckVersion the last one acknowledged.
+	Version    int64 `json:"version"`
+	AckVersion int64 `json:"ackVersion"`
+	// AckedAt is when AckVersion was acknowledged; zero when that was to an earlier leader.
+	AckedAt  time.Time `json:"ackedAt,omitzero"`
+	Draining bool      `json:"draining,omitempty"`
 	// PendingSince is when the last version was issued, if it is not acknowledged.
 	PendingSince time.Time `json:"pendingSince,omitzero"`
 }
 
-// Status returns a copy of what the machine knows.
+// Status returns a copy of what the machine knows, with every quota. Overview and
+// Splits are for those who may meet many.
 func (m *Machine) Status(now time.Time) Status {
-	s := Status{At: now, Epoch: m.epoch, Recovering: m.recovering, Revision: m.revision}
-	for _, r := range m.regions {
-		if r.gone {
-			continue
-		}
-		rs := RegionStatus{
-			Region: r.name, Age: now.Sub(r.last), Silent: now.Sub(r.last) > silentAfter, Leaving: r.leaving,
-			Gen: r.gen, Epoch: r.epoch, Revision: r.revision, Pending: r.pending(),
-		}
-		if r.last != m.started {
-			rs.LastReport = r.last
-		}
-		s.Regions = append(s.Regions, rs)
+	return m.statusOf(now, max(1, len(m.order)))
+}
+
+// statusOf is Status with the first quotas only.
+func (m *Machine) statusOf(now time.Time, most int) Status {
+	s := Status{
+		At: now, Epoch: m.epoch, Recovering: m.recovering, Ledger: m.ledgerState(), Revision: m.revision,
+		Regions: m.regionStatus(now),
 	}
-	s.Quotas = make([]QuotaStatus, 0, len(m.order))
-	n := len(m.regions)
-	shares := make([]ShareStatus, 0, n*len(m.order))
-	for _, q := range m.order {
-		sum := m.allocated(q)
-		qs := QuotaStatus{
-			ID: q.id, Algorithm: q.algorithm.String(), Limit: q.limit, Removed: q.removed,
-			Effective: sum.Within(q.limit.Share()) && !m.recovering && !q.within(now, m.recovered), Unallocated: positive(q.limit.Share().Sub(sum)),
-		}
-		first := len(shares)
-		for i := range q.rows {
-			if m.regions[i].gone {
-				continue
-			}
-			shares = append(shares, m.shareStatus(q, i, now))
-		}
-		qs.Regions = shares[first:len(shares):len(shares)]
-		s.Quotas = append(s.Quotas, qs)
-	}
+	s.Quotas, s.More = m.Splits(now, SplitQuery{Limit: most})
 	return s
+}
+
+func (m *Machine) quotaStatus(q *splitQuota, now time.Time, only quota.Region) QuotaStatus {
+	sum := m.allocated(q)
+	qs := QuotaStatus{
+		ID: q.id, Algorithm: q.algorithm.String(), Limit: q.limit, Removed: q.removed, Small: m.small(q),
+		Effective: m.effective(q, sum, now), Allocated: sum, Unallocated: positive(q.limit.Share().Sub(sum)),
+		Regions: make([]ShareStatus, 0, len(q.rows)),
+	}
+	for i := range q.rows {
+		if r := m.regions[i]; !r.gone && (only == "" || only == r.name) {
+			qs.Regions = append(qs.Regions, m.shareStatus(q, i, now))
+		}
+	}
+	return qs
 }
 
 func (m *Machine) shareStatus(q *splitQuota, i int, now time.Time) ShareStatus {
 	row := &q.rows[i]
 	s := ShareStatus{
 		Region: m.regions[i].name, Demand: row.load.fast, Share: m.want(q, i, now), Sent: row.Sent, Acked: row.Acked,
-		Bound: m.bound(q, i), Floor: row.Floor, Version: row.Version,
+		Bound: m.bound(q, i), Floor: row.Floor, Version: row.Version, AckVersion: row.AckVersion, AckedAt: row.ackedAt,
+		Draining: row.draining,
 	}
 	if !row.settled() {
 		s.PendingSince = row.issuedAt
@@ -128,34 +139,4 @@ func (r *region) pending() (n int) {
 		}
 	}
 	return n
-}
-
-// totals is the sum of what the metrics show.
-type totals struct {
-	// fullest is the largest part of any limit that is allocated.
-	fullest     float64
-	unallocated quota.Tokens
-	pending     int
-	quotas      int
-}
-
-func (m *Machine) totals() (t totals) {
-	for _, q := range m.order {
-		if q.removed {
-			continue
-		}
-		t.quotas++
-		sum := m.allocated(q)
-		t.unallocated += max(0, q.limit.Capacity-sum.Capacity)
-		if q.limit.Capacity > 0 {
-			t.fullest = max(t.fullest, float64(sum.Capacity)/float64(q.limit.Capacity))
-		}
-		if q.limit.Refill > 0 {
-			t.fullest = max(t.fullest, float64(sum.Refill)/float64(q.limit.Refill))
-		}
-	}
-	for _, r := range m.regions {
-		t.pending += r.pending()
-	}
-	return t
 }

@@ -112,6 +112,8 @@ const (
 	ActionRollback        Action = "rollback"
 	ActionSetOverrides    Action = "set-overrides"
 	ActionDeleteOverrides Action = "delete-overrides"
+	ActionDistrustLedger  Action = "distrust-ledger"
+	ActionTrustLedger     Action = "trust-ledger"
 )
 
 // AuditEntry is one row of the audit log.

@@ -68,6 +68,13 @@ type Auditor interface {
 	Audit(ctx context.Context, q AuditQuery) ([]AuditEntry, error)
 }
 
+// Recorder writes to the audit log what is done elsewhere than in the store. It
+// belongs to the stores but not to Store: a change of the store records itself.
+type Recorder interface {
+	// Record appends one row, with the newest revision.
+	Record(ctx context.Context, by Edit, action Action, detail string) error
+}
+
 // Watcher wakes those who wait for changes.
 type Watcher interface {
 	// Watch returns a channel that receives after any change of revisions or

@@ -197,7 +197,7 @@ func explainTable(w io.Writer, e *rpc.Explanation) error {
 		fmt.Fprintf(t, "  limit\t%s (%s)\n", amount(p.Decision, p.Decision.Limit), p.Scope)
 		fmt.Fprintf(t, "  remaining here\t%s\n", amount(p.Decision, p.Decision.Remaining))
 		if p.Scope == quota.Global && p.Version > 0 {
-			fmt.Fprintf(t, "  share of the region\t%s, version %d", p.Share.Capacity, p.Version)
+			fmt.Fprintf(t, "  share of the region\t%s, version %d", ofPeriod(p.Share), p.Version)
 			if p.ShareAge > 0 {
 				fmt.Fprintf(t, ", %s old", p.ShareAge.Round(time.Second))
 			}

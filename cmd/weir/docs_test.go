@@ -111,7 +111,7 @@ func TestVariablesTakeNoPartInChanges(t *testing.T) {
 	t.Parallel()
 	for path, cmd := range leaves(newRoot(&environment{})) {
 		group, _, _ := strings.Cut(path, " ")
-		only := slices.Contains([]string{"policy", "token", "context"}, group)
+		only := slices.Contains([]string{"policy", "ledger", "token", "context", "status"}, group)
 		cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 			_, marked := f.Annotations[onlyFlag]
 			require.Equal(t, only, marked, "weir %s --%s", path, f.Name)

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"testing"
 	"time"
@@ -72,6 +73,7 @@ func TestScripts(t *testing.T) {
 			"exits":      exits,
 			"eventually": exitsSoon,
 			"mode":       mode,
+			"shows":      showsSoon,
 			// deployment starts a dev mode that is the script's own.
 			"deployment": func(ts *testscript.TestScript, _ bool, _ []string) {
 				own := startDev(t)
@@ -161,6 +163,25 @@ func exitsSoon(ts *testscript.TestScript, neg bool, args []string) {
 		}
 		if time.Now().After(end) {
 			ts.Fatalf("exit code %s, want %s", code, args[0])
+		}
+	}
+}
+
+// showsSoon runs a command until its output matches: shows regexp weir ...
+func showsSoon(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: shows regexp command [argument ...]")
+	}
+	want, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	for end := time.Now().Add(10 * time.Second); ; {
+		ts.Check(ts.Exec(args[1], args[2:]...))
+		got := ts.ReadFile("stdout")
+		if want.MatchString(got) {
+			return
+		}
+		if time.Now().After(end) {
+			ts.Fatalf("no match for %s in\n%s", want, got)
 		}
 	}
 }

@@ -31,7 +31,7 @@ func newRoot(env *environment) *cobra.Command {
 		Long: "Weir keeps rate limits that hold across regions: nodes decide checks in their region's\n" +
 			"own Redis, a coordinator splits every global limit between the regions.\n\n" +
 			"Flags can also be set in the environment: --redis-prefix is WEIR_REDIS_PREFIX. Those that\n" +
-			"say what to change (policy, override, token and context commands) cannot.",
+			"say what to change (policy, override, ledger, token and context commands), and what `weir status` selects, cannot.",
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		Version:           app.Version(),
@@ -47,8 +47,8 @@ func newRoot(env *environment) *cobra.Command {
 	root.PersistentFlags().StringVar(&env.logFormat, "log-format", "text", "text or json")
 	root.AddCommand(
 		newDev(env), newRegional(env), newCoordinator(env), newMigrate(env),
-		newCheck(env), newExplain(env), newSim(env),
-		byHand(newPolicy(env)), byHand(newToken(env)), newWhoAmI(env), byHand(newContext(env)),
+		newCheck(env), newExplain(env), byHand(newStatus(env)), newSim(env),
+		byHand(newPolicy(env)), byHand(newLedger(env)), byHand(newToken(env)), newWhoAmI(env), byHand(newContext(env)),
 		newVersion(env),
 	)
 	return root

@@ -80,9 +80,14 @@ func (l *lifecycle) startDividing(
 		if err != nil {
 			return rpc.ServerConfig{}, err
 		}
+		status := candidateStatus{name, c}
 		return rpc.ServerConfig{
-			Regions: c, Mounts: consoleMounts(func() any { return c.Status() }),
-			Ready: coordinatorReadiness(func() coordinator.Status { return c.Status().Status }),
+			Regions: c, Mounts: consoleMounts(func() any { return c.StatusOfFirst(consoleQuotas) }),
+			Ready: coordinatorReadiness(func() coordinator.Overview { return c.Overview().Overview }),
+			Status: &rpc.StatusConfig{
+				Name: name, Source: status, Leader: status.leader,
+				Ledger: ledgerKeeper{pgledger.NewLedger(pgledger.Config{Pool: p.pool, Logger: l.log}), p.audit, c},
+			},
 		}, nil
 	}
 	s.ledger = ledger.New()
@@ -91,8 +96,11 @@ func (l *lifecycle) startDividing(
 		return rpc.ServerConfig{}, err
 	}
 	l.log.Warn("the ledger is in memory: after a restart no share grows until every region has reported")
+	name, url := names(cfg.Advertise, addr)
 	return rpc.ServerConfig{
-		Regions: c, Ready: coordinatorReadiness(c.Status), Mounts: consoleMounts(func() any { return c.Status() }),
+		Regions: c, Ready: coordinatorReadiness(c.Overview),
+		Mounts: consoleMounts(func() any { return c.StatusOfFirst(consoleQuotas) }),
+		Status: &rpc.StatusConfig{Name: name, Source: onlyStatus{name, url, c}},
 	}, nil
 }
 
@@ -136,6 +144,7 @@ func (l *lifecycle) startCandidate(ctx context.Context, s split, cfg PostgresCon
 // policies are where a coordinator keeps policies and who may change them.
 type policies struct {
 	store    policystore.Store
+	audit    policystore.Recorder
 	pool     *pgxpool.Pool // nil when the store is in memory
 	instance string
 	auth     *rpc.AuthConfig
@@ -147,7 +156,7 @@ func (l *lifecycle) openPolicies(ctx context.Context, cfg CoordinatorConfig) (po
 	var tokens policystore.Tokens
 	if cfg.Postgres.URL == "" {
 		store := memory.New(time.Now)
-		p.store, p.instance, tokens = store, rand.Text(), store
+		p.store, p.audit, p.instance, tokens = store, store, rand.Text(), store
 	} else {
 		pool, err := cfg.Postgres.pool(ctx)
 		if err != nil {
@@ -159,7 +168,7 @@ func (l *lifecycle) openPolicies(ctx context.Context, cfg CoordinatorConfig) (po
 		}
 		store := postgres.New(postgres.Config{Pool: pool, Logger: l.log})
 		l.start("policy changes", store.Listen)
-		p.store, p.pool, tokens = store, pool, store
+		p.store, p.audit, p.pool, tokens = store, store, pool, store
 	}
 	admin, err := secretFile("admin-token-file", cfg.AdminFile)
 	if err != nil {
@@ -253,7 +262,7 @@ func consoleMounts(status func() any) []rpc.Mount {
 	return []rpc.Mount{{Pattern: console.PagePath + "{$}", Handler: handler}, {Pattern: console.StatusPath, Handler: handler}}
 }
 
-func coordinatorReadiness(status func() coordinator.Status) func(context.Context) rpc.Readiness {
+func coordinatorReadiness(status func() coordinator.Overview) func(context.Context) rpc.Readiness {
 	return func(context.Context) rpc.Readiness {
 		s := status()
 		silent := []quota.Region{}
@@ -263,7 +272,7 @@ func coordinatorReadiness(status func() coordinator.Status) func(context.Context
 			}
 		}
 		return rpc.Readiness{Ready: true, Detail: map[string]any{
-			"epoch": s.Epoch, "revision": s.Revision, "recovering": s.Recovering, "silentRegions": silent,
+			"epoch": s.Epoch, "revision": s.Revision, "recovering": s.Ledger == coordinator.LedgerRecovering, "silentRegions": silent,
 		}}
 	}
 }

@@ -137,8 +137,9 @@ func (d *Dev) start(ctx context.Context, cfg DevConfig) error {
 	}
 	d.Coordinator = url
 	return d.life.serve(ln, rpc.ServerConfig{
-		Regions: c, Registry: registry, Logger: d.life.log, Ready: coordinatorReadiness(c.Status),
+		Regions: c, Registry: registry, Logger: d.life.log, Ready: coordinatorReadiness(c.Overview),
 		Policies: policyService(policies, rand.Text()),
+		Status:   &rpc.StatusConfig{Name: "dev", Source: onlyStatus{"dev", url, c}},
 		Mounts:   consoleMounts(d.consoleStatus),
 	})
 }
@@ -171,8 +172,8 @@ func (d *Dev) settle(ctx context.Context) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		s := d.coordinator.Status()
-		pending := s.Recovering
+		s := d.coordinator.Overview()
+		pending := s.Ledger == coordinator.LedgerRecovering
 		for _, r := range s.Regions {
 			pending = pending || r.Pending > 0 || r.LastReport.IsZero()
 		}
@@ -223,7 +224,7 @@ func (d *Dev) consoleStatus() any {
 		coordinator.Status
 		Traffic []clientCount `json:"traffic,omitempty"`
 	}
-	s := status{Status: d.coordinator.Status()}
+	s := status{Status: d.coordinator.StatusOfFirst(consoleQuotas)}
 	if d.traffic != nil {
 		s.Traffic = d.traffic.counts()
 	}

@@ -49,6 +49,12 @@ var accessTable = map[string]access{
 	weirv1connect.PolicyServiceWatchPoliciesProcedure:   {role: policystore.RoleViewer, region: true},
 	weirv1connect.PolicyServiceWhoAmIProcedure:          {role: policystore.RoleViewer, region: true},
 
+	weirv1connect.StatusServiceGetStatusProcedure:  {role: policystore.RoleViewer},
+	weirv1connect.StatusServiceListSplitsProcedure: {role: policystore.RoleViewer},
+
+	weirv1connect.LedgerServiceDistrustLedgerProcedure: {role: policystore.RoleAdmin},
+	weirv1connect.LedgerServiceTrustLedgerProcedure:    {role: policystore.RoleAdmin},
+
 	weirv1connect.TokenServiceCreateTokenProcedure: {role: policystore.RoleAdmin},
 	weirv1connect.TokenServiceListTokensProcedure:  {role: policystore.RoleAdmin},
 	weirv1connect.TokenServiceRevokeTokenProcedure: {role: policystore.RoleAdmin},

@@ -55,6 +55,7 @@ func serveAuth(tb testing.TB, change ...func(*rpc.ServerConfig)) *authBundle {
 		c.Policies.Store = store
 		c.Auth = &rpc.AuthConfig{Tokens: store, Bootstrap: bootstrap, Now: b.clock.Now}
 		c.Limiter = &fakeLimiter{}
+		c.Status = &rpc.StatusConfig{Source: &fakeStatus{leads: true}, Ledger: &fakeLedger{}}
 		c.Regions = fakeRegions(func(context.Context, quota.Report) (quota.Instructions, error) { return quota.Instructions{}, nil })
 	}}, change...)...)
 	b.store = store
@@ -98,11 +99,14 @@ func TestRoleMatrix(t *testing.T) {
 		"PolicyService/GetRevision": {v, e, a}, "PolicyService/ListRevisions": {v, e, a}, "PolicyService/Diff": {v, e, a},
 		"PolicyService/GetOverride": {v, e, a}, "PolicyService/ListOverrides": {v, e, a}, "PolicyService/ListAudit": {v, e, a},
 		"PolicyService/WatchPolicies": {v, e, a, r}, "PolicyService/WhoAmI": {v, e, a, r},
+		"StatusService/GetStatus": {v, e, a}, "StatusService/ListSplits": {v, e, a},
+		"LedgerService/DistrustLedger": {a}, "LedgerService/TrustLedger": {a},
 		"TokenService/CreateToken": {a}, "TokenService/ListTokens": {a}, "TokenService/RevokeToken": {a},
 	}
 	var served []string
 	for _, file := range []protoreflect.FileDescriptor{
 		weirv1.File_weir_v1_limiter_proto, weirv1.File_weir_v1_policy_proto, weirv1.File_weir_v1_region_proto,
+		weirv1.File_weir_v1_status_proto,
 	} {
 		for i := range file.Services().Len() {
 			service := file.Services().Get(i)

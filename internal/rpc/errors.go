@@ -71,6 +71,7 @@ var table = [...]rule{
 		sentinel: quota.ErrUninitialised, code: connect.CodeUnavailable, reason: "UNINITIALISED",
 		message: "the region's store is not initialised yet",
 	},
+	{sentinel: errNotLeading, code: connect.CodeUnavailable, reason: "NOT_LEADING"},
 	{
 		sentinel: quota.ErrUnavailable, code: connect.CodeUnavailable, reason: "UNAVAILABLE",
 		message: "a store or a peer did not answer",

@@ -60,11 +60,12 @@ type Mount struct {
 }
 
 // ServerConfig is what a server is made of. Only Registry is mandatory; a nil
-// Limiter, Regions or Policies leaves that service out.
+// Limiter, Regions, Policies or Status leaves that service out.
 type ServerConfig struct {
 	Limiter  Limiter
 	Regions  Regions
 	Policies *PolicyConfig
+	Status   *StatusConfig
 	// Auth switches authentication on and, where policies are served, TokenService
 	// too. Nil is no authentication at all: everybody may do everything.
 	Auth *AuthConfig
@@ -94,6 +95,8 @@ type Server struct {
 	http     *http.Server
 	draining atomic.Bool
 	stopping sync.Once
+	// forward is for calls that another coordinator has to answer.
+	forward *http.Client
 	// ending is closed when streams have to end.
 	ending  chan struct{}
 	stopped chan struct{}
@@ -111,7 +114,8 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if cfg.DrainTimeout <= 0 {
 		cfg.DrainTimeout = DefaultDrainTimeout
 	}
-	s := &Server{cfg: cfg, ending: make(chan struct{}), stopped: make(chan struct{})}
+	forward := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: idleTimeout}}
+	s := &Server{cfg: cfg, forward: forward, ending: make(chan struct{}), stopped: make(chan struct{})}
 	mux, err := s.routes()
 	if err != nil {
 		return nil, err
@@ -163,6 +167,8 @@ func (s *Server) mountServices(mux *http.ServeMux) ([]string, error) {
 		weirv1connect.LimiterServiceName: s.cfg.Limiter != nil,
 		weirv1connect.RegionServiceName:  s.cfg.Regions != nil,
 		weirv1connect.PolicyServiceName:  s.cfg.Policies != nil,
+		weirv1connect.StatusServiceName:  s.cfg.Status != nil,
+		weirv1connect.LedgerServiceName:  s.cfg.Status != nil && s.cfg.Status.Ledger != nil,
 		weirv1connect.TokenServiceName:   s.cfg.Policies != nil && s.cfg.Auth != nil,
 	} {
 		if on {
@@ -202,10 +208,22 @@ func (s *Server) mountServices(mux *http.ServeMux) ([]string, error) {
 			&regionHandler{s.cfg.Regions}, options, connect.WithReadMaxBytes(maxRegionBytes),
 		))
 	}
+	if s.cfg.Status != nil {
+		s.mountStatus(add, options)
+	}
 	if s.cfg.Policies != nil {
 		return served, s.mountPolicies(add, auth, options)
 	}
 	return served, nil
+}
+
+// mountStatus adds StatusService and, where there is a ledger to keep, LedgerService.
+func (s *Server) mountStatus(add func(string, http.Handler), options connect.HandlerOption) {
+	h := &statusHandler{*s.cfg.Status, s.forward}
+	add(weirv1connect.NewStatusServiceHandler(h, options, connect.WithReadMaxBytes(maxReadBytes)))
+	if h.cfg.Ledger != nil {
+		add(weirv1connect.NewLedgerServiceHandler(h, options, connect.WithReadMaxBytes(maxReadBytes)))
+	}
 }
 
 // mountPolicies adds PolicyService and, with authentication, TokenService.
@@ -338,6 +356,7 @@ func (s *Server) drain(ctx context.Context) error {
 		}
 	}
 	close(s.ending)
+	defer s.forward.CloseIdleConnections()
 	bounded, cancel := context.WithTimeout(ctx, s.cfg.DrainTimeout)
 	defer cancel()
 	if err := s.http.Shutdown(bounded); err != nil {

@@ -31,7 +31,7 @@ func (s *Store) AddToken(ctx context.Context, by policystore.Edit, t policystore
 		}
 	}
 	s.tokens[hash] = kept
-	s.recordTokenLocked(by, policystore.ActionAddToken, policystore.DescribeToken("added", kept), kept.Created)
+	s.recordDoneLocked(by, policystore.ActionAddToken, policystore.DescribeToken("added", kept), kept.Created)
 	return nil
 }
 
@@ -49,14 +49,30 @@ func (s *Store) RevokeToken(ctx context.Context, by policystore.Edit, id string)
 		if t.ID == id && t.Revoked.IsZero() {
 			t.Revoked = s.now().UTC().Truncate(time.Microsecond)
 			s.tokens[hash] = t
-			s.recordTokenLocked(by, policystore.ActionRevokeToken, policystore.DescribeToken("revoked", t), t.Revoked)
+			s.recordDoneLocked(by, policystore.ActionRevokeToken, policystore.DescribeToken("revoked", t), t.Revoked)
 			return nil
 		}
 	}
 	return policystore.NoToken()
 }
 
-func (s *Store) recordTokenLocked(by policystore.Edit, action policystore.Action, detail string, at time.Time) {
+var _ policystore.Recorder = (*Store)(nil)
+
+// Record appends a row to the audit log.
+func (s *Store) Record(ctx context.Context, by policystore.Edit, action policystore.Action, detail string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := policystore.CheckEdit(by); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.recordDoneLocked(by, action, detail, s.now().UTC().Truncate(time.Microsecond))
+	return nil
+}
+
+func (s *Store) recordDoneLocked(by policystore.Edit, action policystore.Action, detail string, at time.Time) {
 	s.recordLocked(policystore.AuditEntry{
 		Time: at, Author: by.Author, Action: action, Message: by.Message, Revision: s.headLocked().Number, Detail: detail,
 	})

@@ -47,7 +47,7 @@ func (s *Store) AddToken(ctx context.Context, by policystore.Edit, t policystore
 		if tag.RowsAffected() == 0 {
 			return false, fmt.Errorf("%w: token %s, or its secret, exists already", quota.ErrConflict, kept.ID)
 		}
-		return true, st.recordToken(ctx, tx, by, policystore.ActionAddToken, policystore.DescribeToken("added", kept), kept.Created)
+		return true, st.recordDone(ctx, tx, by, policystore.ActionAddToken, policystore.DescribeToken("added", kept), kept.Created)
 	})
 }
 
@@ -69,11 +69,23 @@ func (s *Store) RevokeToken(ctx context.Context, by policystore.Edit, id string)
 		if err != nil {
 			return false, err
 		}
-		return true, st.recordToken(ctx, tx, by, policystore.ActionRevokeToken, policystore.DescribeToken("revoked", t), now)
+		return true, st.recordDone(ctx, tx, by, policystore.ActionRevokeToken, policystore.DescribeToken("revoked", t), now)
 	})
 }
 
-func (st *state) recordToken(ctx context.Context, tx pgx.Tx, by policystore.Edit, action policystore.Action, detail string, at time.Time) error {
+var _ policystore.Recorder = (*Store)(nil)
+
+// Record appends a row to the audit log.
+func (s *Store) Record(ctx context.Context, by policystore.Edit, action policystore.Action, detail string) error {
+	return s.change(ctx, "record in the audit log", func(tx pgx.Tx, st *state) (bool, error) {
+		if err := policystore.CheckEdit(by); err != nil {
+			return false, err
+		}
+		return true, st.recordDone(ctx, tx, by, action, detail, s.now().UTC().Truncate(time.Microsecond))
+	})
+}
+
+func (st *state) recordDone(ctx context.Context, tx pgx.Tx, by policystore.Edit, action policystore.Action, detail string, at time.Time) error {
 	return st.record(ctx, tx, policystore.AuditEntry{
 		Time: at, Author: by.Author, Action: action, Message: by.Message, Revision: st.revision, Detail: detail,
 	})

@@ -25,6 +25,7 @@ func RunTokens(t *testing.T, newStore func(t *testing.T, now func() time.Time) T
 		"Expiry":        testTokenExpiry,
 		"Refusals":      testTokenRefusals,
 		"Pages":         testTokenPages,
+		"Record":        testRecord,
 	} {
 		t.Run(name, func(t *testing.T) {
 			clock := &clock{now: time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)}
@@ -124,4 +125,22 @@ func testTokenPages(b *bundle, tokens policystore.Tokens) {
 		after = page[len(page)-1].ID
 	}
 	require.Equal(b, want, got)
+}
+
+// What is done elsewhere is recorded like a change, and changes nothing.
+func testRecord(b *bundle, tokens policystore.Tokens) {
+	recorder, ok := tokens.(policystore.Recorder)
+	require.True(b, ok)
+	b.replace(policy("a", 1))
+	before := b.position()
+	b.clock.Advance(time.Second)
+	by := policystore.Edit{Author: "ops", Message: "fail-over"}
+	require.NoError(b, recorder.Record(b.Context(), by, policystore.ActionDistrustLedger, "commits may be lost"))
+	require.Equal(b, before, b.position())
+	require.Equal(b, policystore.AuditEntry{
+		Number: 2, Time: b.clock.Now(), Author: "ops", Action: policystore.ActionDistrustLedger, Message: "fail-over",
+		Revision: 1, Detail: "commits may be lost",
+	}, b.auditRows()[0])
+	require.ErrorIs(b, recorder.Record(b.Context(), policystore.Edit{Author: "\x00"}, policystore.ActionTrustLedger, ""), quota.ErrInvalid)
+	require.Len(b, b.auditRows(), 2)
 }
