@@ -36,6 +36,12 @@ func CheckKeyPrefix(prefix string) error {
 // on the quota alone: on its tenant if the key names one, else on the first
 // part of the key, else on the policy.
 func Stripe(stripes int, p *Policy, attrs Attributes) int {
+	return stripeOf(Partition(p, attrs), stripes)
+}
+
+// Partition returns the hash of what decides a quota's stripe. It is the same in all
+// regions, however many stripes each of them has.
+func Partition(p *Policy, attrs Attributes) uint64 {
 	partition := p.ID
 	if len(p.Key) > 0 {
 		partition = attrs.Get(p.Key[0])
@@ -43,8 +49,10 @@ func Stripe(stripes int, p *Policy, attrs Attributes) int {
 			partition = attrs.Get(tenantAttribute)
 		}
 	}
-	return int(stableHash(partition) % uint64(stripes))
+	return stableHash(partition)
 }
+
+func stripeOf(partition uint64, stripes int) int { return int(partition % uint64(stripes)) }
 
 func hasTenant(p *Policy) bool {
 	return slices.Contains(p.Key, tenantAttribute)
@@ -82,7 +90,12 @@ func appendTag(dst []byte, prefix string, stripe int) []byte {
 // of 64 bits of SHA-256. An attribute that the request lacks counts as empty.
 // Only a tenant is ever shown in the clear. It allocates only to grow dst.
 func AppendBucketKey(dst []byte, prefix string, stripes int, p *Policy, attrs Attributes) ([]byte, int) {
-	stripe := Stripe(stripes, p, attrs)
+	return AppendPartitionKey(dst, prefix, stripes, Partition(p, attrs), p, attrs)
+}
+
+// AppendPartitionKey is AppendBucketKey for a caller that has the quota's Partition at hand.
+func AppendPartitionKey(dst []byte, prefix string, stripes int, partition uint64, p *Policy, attrs Attributes) ([]byte, int) {
+	stripe := stripeOf(partition, stripes)
 	dst = append(appendTag(dst, prefix, stripe), ':')
 	tenant := hasTenant(p)
 	if tenant {
@@ -120,6 +133,11 @@ func KeyID(p *Policy, attrs Attributes) string {
 // AppendShareKey appends the store key of a policy's share record on a stripe.
 func AppendShareKey(dst []byte, prefix string, stripe int, policyID string) []byte {
 	return append(append(appendTag(dst, prefix, stripe), "@share:"...), policyID...)
+}
+
+// AppendTrackedKey appends the store key of the list of a stripe's tracked keys.
+func AppendTrackedKey(dst []byte, prefix string, stripe int) []byte {
+	return append(appendTag(dst, prefix, stripe), "@tracked"...)
 }
 
 // AppendRegionKey appends the store key of the region record on a stripe.

@@ -19,6 +19,7 @@ type Model struct {
 	shares  map[string]record
 	buckets map[string]bucketValue
 	logs    map[string]logValue
+	tracked map[string]trackedKey
 	replies map[string]reply
 }
 
@@ -59,6 +60,7 @@ func NewModel() *Model {
 		shares:  map[string]record{},
 		buckets: map[string]bucketValue{},
 		logs:    map[string]logValue{},
+		tracked: map[string]trackedKey{},
 		replies: map[string]reply{},
 	}
 }
@@ -78,6 +80,7 @@ func (m *Model) Expire(now int64) {
 func (m *Model) Forget(bucket string) {
 	delete(m.buckets, bucket)
 	delete(m.logs, bucket)
+	delete(m.tracked, bucket)
 }
 
 // Initialise gives a stripe its region record. A stripe without one, in a region
@@ -98,18 +101,15 @@ func (m *Model) Initialise(now int64, stripe int, gen string, fresh bool) {
 // returns the version in force of each, or ErrFenced when the dataset or the epoch
 // is not the stripe's.
 func (m *Model) Apply(now int64, stripe int, epoch Epoch, gen string, keys []string, grants []Grant) ([]int64, error) {
-	region := m.regions[stripe]
-	if region == nil {
-		return nil, fmt.Errorf("stripe %d: %w", stripe, ErrUninitialised)
-	}
-	if region.gen != gen || epoch < region.epoch {
-		return nil, fmt.Errorf("stripe %d: dataset %q at epoch %d: %w", stripe, region.gen, region.epoch, ErrFenced)
+	region, err := m.accepts(stripe, epoch, gen)
+	if err != nil {
+		return nil, err
 	}
 	versions := make([]int64, len(grants))
 	for i, g := range grants {
 		old, held := m.shares[keys[i]]
 		switch {
-		case held && (epoch < old.epoch || epoch == old.epoch && float64(g.Version) <= old.version):
+		case held && !old.older(g, epoch):
 			versions[i] = int64(old.version)
 			continue
 		case g.Drop:
@@ -123,6 +123,24 @@ func (m *Model) Apply(now int64, stripe int, epoch Epoch, gen string, keys []str
 	}
 	region.epoch = epoch
 	return versions, nil
+}
+
+// accepts returns the region record of a stripe, or why it takes no grants of a dataset
+// and an epoch.
+func (m *Model) accepts(stripe int, epoch Epoch, gen string) (*regionRecord, error) {
+	region := m.regions[stripe]
+	if region == nil {
+		return nil, fmt.Errorf("stripe %d: %w", stripe, ErrUninitialised)
+	}
+	if region.gen != gen || epoch < region.epoch {
+		return nil, fmt.Errorf("stripe %d: dataset %q at epoch %d: %w", stripe, region.gen, region.epoch, ErrFenced)
+	}
+	return region, nil
+}
+
+// older reports whether a grant of the leader with the given epoch is newer than the record.
+func (r record) older(g Grant, epoch Epoch) bool {
+	return epoch > r.epoch || epoch == r.epoch && float64(g.Version) > r.version
 }
 
 // Held returns the version and the share of the record with the given key; ok is

@@ -76,6 +76,7 @@ func (m *Model) decideRegional(now float64, a Attempt, e Entry) step {
 	level, x, from := n.capacity, n.capacity, now
 	until := func(x float64) float64 { return from - now + math.Ceil((n.capacity-x)*n.slow) }
 	store := func(x float64) {
+		delete(m.tracked, e.Bucket) // regional numbers need no share
 		m.replace(e.Bucket, bucketValue{level: x, mark: from, expires: now + 1000*(math.Ceil(until(x)/1000)+1)})
 	}
 	if v, bucket, held := m.stored(e.Bucket); held {
@@ -137,7 +138,9 @@ type shared struct {
 	overridden             bool
 }
 
-func (m *Model) view(rec record, now float64, stripe int, e Entry) shared {
+// view is a record as a quota sees it that follows from its share by scaling, which
+// counts only for overridden ones.
+func (m *Model) view(rec record, now float64, stripe int, scaling Scaling, overridden bool) shared {
 	leaseEnd := m.regions[stripe].leaseEnd
 	v := shared{limit: rec.limit, elapsed: now - rec.at, per: rec.period * drift, rate: rec.refill}
 	v.lapsed = rec.lapsed(now, leaseEnd)
@@ -150,8 +153,8 @@ func (m *Model) view(rec record, now float64, stripe int, e Entry) shared {
 	v.settledGhost = rec.ghost
 	v.ghost = math.Min(capacity, math.Floor(rec.ghost+exact))
 	v.scaling = Scaling{Refill: 1, Life: 1}
-	if e.Limit != e.Base {
-		v.overridden, v.scaling = true, e.Scaling()
+	if overridden {
+		v.overridden, v.scaling = true, scaling
 		limit, base := float64(v.scaling.Limit), float64(v.scaling.Base)
 		v.limit, v.capacity, v.ghost = limit, math.Floor(capacity*limit/base), math.Floor(v.ghost*limit/base)
 	}
@@ -207,14 +210,18 @@ func (s *shared) touch(v bucketValue, own bool, cost float64) (level, mark, shor
 }
 
 func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
-	rec := m.shareRecord(now, a, e)
-	s := m.view(rec, now, a.Stripe, e)
+	rec, own := m.recordOf(now, a, e)
+	s := m.view(rec, now, a.Stripe, e.Scaling(), e.Limit != e.Base)
 	cost := float64(a.Cost)
 	life, wrap := rec.life, rec.wrap
 	if s.overridden {
 		life, wrap = math.Min(math.Ceil(life*s.scaling.Life), float64(maxBucketLife/time.Millisecond)), markWrap
 	}
 	bucket := bucketValue{shared: true, expires: now + life*1000}
+	if own {
+		bucket.expires = math.Inf(1)
+		m.learn(a, e)
+	}
 	short := s.fill(rec, cost)
 	level, mark := s.ghost, s.mark
 	if v, isBucket, held := m.stored(e.Bucket); held {
@@ -251,6 +258,7 @@ func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 	out.put = func() {
 		bucket.level, bucket.mark, bucket.wrap = level-cost, math.Mod(mark, wrap), wrap
 		m.replace(e.Bucket, bucket)
+		m.rescale(e)
 	}
 	return out
 }
@@ -311,17 +319,24 @@ func (m *Model) shareRecord(now float64, a Attempt, e Entry) record {
 		rec = newRecord(e.FloorGrant(), 0, now, m.regions[a.Stripe].hot)
 		m.shares[e.ShareKey] = rec
 	}
-	window := 0.0
-	if e.Algorithm == SlidingLog {
-		window = math.Ceil(rec.period * drift)
-	}
-	if rec.at-now > window+longestPause {
-		rec.at = now + window
-		if !a.Peek {
-			m.shares[e.ShareKey] = rec
-		}
+	if rec.caughtUp(now, e) && !a.Peek {
+		m.shares[e.ShareKey] = rec
 	}
 	return rec
+}
+
+// caughtUp moves the instant of a record back to where the clock is, when it lies ahead
+// by more than it ever should, and reports whether it did.
+func (r *record) caughtUp(now float64, e Entry) bool {
+	window := 0.0
+	if e.Algorithm == SlidingLog {
+		window = math.Ceil(r.period * drift)
+	}
+	if r.at-now <= window+longestPause {
+		return false
+	}
+	r.at = now + window
+	return true
 }
 
 // FloorGrant is the share that a region uses of a policy before it was granted one.
@@ -335,7 +350,10 @@ func (m *Model) logNumbers(now float64, a Attempt, e Entry, s *step) (limit, n, 
 	limit, window = float64(e.Limit.Capacity), micros(e.Limit.Period)
 	n = limit
 	if e.ShareKey != "" {
-		rec := m.shareRecord(now, a, e)
+		rec, own := m.recordOf(now, a, e)
+		if own {
+			m.learn(a, e)
+		}
 		s.version, s.share = int64(rec.version), Share{Capacity: Tokens(rec.capacity)}
 		limit, n, window = rec.limit, rec.capacity, math.Ceil(rec.period*drift)
 		if rec.permCapacity != rec.capacity && m.regions[a.Stripe].leaseEnd < now {
@@ -365,7 +383,7 @@ func (m *Model) decideLog(now float64, a Attempt, e Entry) step {
 		}
 		if moved && !a.Peek {
 			delete(m.buckets, e.Bucket)
-			m.logs[e.Bucket] = logValue{entries: entries, expires: now + (math.Ceil(window/1000)+1)*1000}
+			m.keepLog(e, entries, now+(math.Ceil(window/1000)+1)*1000)
 		}
 	}
 	live := slices.IndexFunc(entries, func(at float64) bool { return now-at < window })
@@ -402,9 +420,22 @@ func (m *Model) decideLog(now float64, a Attempt, e Entry) step {
 		// In place: what is stored is about to be replaced, and nothing else refers to it.
 		entries = append(entries, slices.Repeat([]float64{entry}, int(want))...)
 		delete(m.buckets, e.Bucket)
-		m.logs[e.Bucket] = logValue{entries: entries, expires: now + (math.Ceil((window+entry-now)/1000)+1)*1000}
+		m.keepLog(e, entries, now+(math.Ceil((window+entry-now)/1000)+1)*1000)
+		m.rescale(e)
 	}
 	return s
+}
+
+// keepLog stores a log. That of a tracked key does not expire, unless the entry has
+// regional numbers: then it is tracked no more.
+func (m *Model) keepLog(e Entry, entries []float64, expires float64) {
+	if e.ShareKey == "" {
+		delete(m.tracked, e.Bucket)
+	}
+	if _, own := m.tracked[e.Bucket]; own {
+		expires = math.Inf(1)
+	}
+	m.logs[e.Bucket] = logValue{entries: entries, expires: expires}
 }
 
 // logEntries returns the entries of a log, and whether they differ from what is
