@@ -31,7 +31,7 @@ func newAnswering(t *testing.T, regions []quota.Region, policies ...*quota.Polic
 
 // report has a region say that it holds what it was sent last; with hold it says of
 // logs that entries beyond its share are left.
-func (a *answering) report(region quota.Region, demand float64, hold quota.Tokens) {
+func (a *answering) report(region quota.Region, hold quota.Tokens) {
 	a.t.Helper()
 	a.n++
 	rep := quota.Report{Region: region, Gen: "g-" + string(region), Epoch: 1, SentAt: a.n, Revision: 1, Full: true}
@@ -39,7 +39,7 @@ func (a *answering) report(region quota.Region, demand float64, hold quota.Token
 		for _, s := range q.Regions {
 			if s.Region == region && s.Version > 0 {
 				rep.Quotas = append(rep.Quotas, quota.QuotaReport{
-					ID: q.ID, Version: s.Version, Share: s.Sent, Period: q.Limit.Period, Demand: demand, Drained: hold <= s.Sent.Capacity, Hold: hold,
+					ID: q.ID, Version: s.Version, Share: s.Sent, Period: q.Limit.Period, Drained: hold <= s.Sent.Capacity, Hold: hold,
 				})
 			}
 		}
@@ -77,7 +77,7 @@ func logOf(id string, n int64, window time.Duration) *quota.Policy {
 func TestOverviewFollowsAGrant(t *testing.T) {
 	a := newAnswering(t, three, perMinute("api", 1000), perMinute("tiny", 5))
 	for _, r := range three {
-		a.report(r, 0, 0)
+		a.report(r, 0)
 	}
 	o := a.m.Overview(a.now)
 	require.Equal(t, coordinator.LedgerComplete, o.Ledger)
@@ -115,7 +115,7 @@ func TestOverviewFollowsAGrant(t *testing.T) {
 		require.Equal(t, 1, r.Pending)
 	}
 	for _, r := range three {
-		a.report(r, 0, 0)
+		a.report(r, 0)
 	}
 	require.Empty(t, a.meeting(coordinator.NotEffective))
 }
@@ -124,11 +124,11 @@ func TestOverviewFollowsAGrant(t *testing.T) {
 func TestOverviewShowsDrains(t *testing.T) {
 	a := newAnswering(t, three, logOf("log", 300, time.Minute))
 	for _, r := range three {
-		a.report(r, 0, 0)
+		a.report(r, 0)
 	}
 	require.NoError(t, a.m.SetPolicies(a.now, 2, []*quota.Policy{logOf("log", 30, time.Minute)}))
 	a.m.Committed(a.m.Pending())
-	a.report("us-east", 0, 100*quota.Token)
+	a.report("us-east", 100*quota.Token)
 	a.now = a.now.Add(4 * time.Second)
 	o := a.m.Overview(a.now)
 	require.Equal(t, 1, o.Totals.DrainingShares)
@@ -137,7 +137,7 @@ func TestOverviewShowsDrains(t *testing.T) {
 	for _, r := range o.Regions {
 		require.Equal(t, r.Region == "us-east", r.Draining == 1)
 	}
-	a.report("us-east", 0, 0)
+	a.report("us-east", 0)
 	require.Empty(t, a.meeting(coordinator.Draining))
 }
 

@@ -191,13 +191,14 @@ const lastingGrain = 100 * time.Millisecond
 // patience of its check and the late time after it are over, and at most two grains
 // later, whatever becomes of ctx. Patience beyond quota.MaxStoreDeadline counts as that.
 func (l *lasting) with(ctx context.Context, patience time.Duration) context.Context {
-	steps := (min(max(patience, 0), quota.MaxStoreDeadline) + lastingGrain - 1) / lastingGrain
-	slot := &l.slots[steps]
+	patience = min(max(patience, 0), quota.MaxStoreDeadline) + lastingGrain - 1
+	patience -= patience % lastingGrain
+	slot := &l.slots[patience/lastingGrain]
 	now := time.Now()
 	s := slot.Load()
 	if s == nil || now.After(s.until) {
 		fresh := &lastingSlot{until: now.Add(lastingGrain)}
-		fresh.ctx, fresh.cancel = context.WithTimeout(l.base, steps*lastingGrain+l.late+lastingGrain)
+		fresh.ctx, fresh.cancel = context.WithTimeout(l.base, patience+l.late+lastingGrain)
 		if slot.CompareAndSwap(s, fresh) {
 			s = fresh
 		} else {
