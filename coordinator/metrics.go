@@ -74,28 +74,28 @@ var grantAgeLabels = [len(GrantAges{})]string{"under_1s", "under_10s", "under_1m
 func newTotalsCollector(totals func() Totals) *totalsCollector {
 	c := &totalsCollector{totals: totals}
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		d := prometheus.NewDesc("weir_coordinator_"+name, help, labels, nil)
+		d := prometheus.NewDesc(name, help, labels, nil)
 		c.all = append(c.all, d)
 		return d
 	}
 	add := func(name, help string, value func(*Totals) float64) {
 		c.gauges = append(c.gauges, totalsGauge{desc(name, help), nil, value})
 	}
-	add("allocated_ratio_max", "Largest part of any limit that regions may be using; above 1 only while a lowered limit is not effective.",
+	add("weir_coordinator_allocated_ratio_max", "Largest part of any limit that regions may be using; above 1 only while a lowered limit is not effective.",
 		func(t *Totals) float64 { return t.Fullest })
-	add("unallocated_tokens", "Capacity that no region may use, summed over all quotas.",
+	add("weir_coordinator_unallocated_tokens", "Capacity that no region may use, summed over all quotas.",
 		func(t *Totals) float64 { return float64(t.Unallocated) / float64(quota.Token) })
-	add("quotas", "Quotas that are split between regions.", func(t *Totals) float64 { return float64(t.Quotas) })
-	add("not_effective_quotas", "Quotas of which regions may still use more than the limit, because it was lowered or the ledger recovers.",
+	add("weir_coordinator_quotas", "Quotas that are split between regions.", func(t *Totals) float64 { return float64(t.Quotas) })
+	add("weir_coordinator_not_effective_quotas", "Quotas of which regions may still use more than the limit, because it was lowered or the ledger recovers.",
 		func(t *Totals) float64 { return float64(t.NotEffective) })
-	add("small_quotas", "Quotas whose limit has fewer than two tokens for each region.", func(t *Totals) float64 { return float64(t.Small) })
-	add("oldest_pending_grant_seconds", "Age of the oldest grant that its region has not acknowledged.",
+	add("weir_coordinator_small_quotas", "Quotas whose limit has fewer than two tokens for each region.", func(t *Totals) float64 { return float64(t.Small) })
+	add("weir_coordinator_oldest_pending_grant_seconds", "Age of the oldest grant that its region has not acknowledged.",
 		func(t *Totals) float64 { return t.OldestGrant.Seconds() })
-	add("draining_shares", "Shares of logs that regions keep in part until their entries leave the window.",
+	add("weir_coordinator_draining_shares", "Shares of logs that regions keep in part until their entries leave the window.",
 		func(t *Totals) float64 { return float64(t.DrainingShares) })
-	add("oldest_drain_seconds", "Time since a region took a smaller share of a log that it has not drained to, the longest.",
+	add("weir_coordinator_oldest_drain_seconds", "Time since a region took a smaller share of a log that it has not drained to, the longest.",
 		func(t *Totals) float64 { return t.OldestDrain.Seconds() })
-	pending := desc("pending_grants", "Grants that their region has not acknowledged yet, by age.", "age")
+	pending := desc("weir_coordinator_pending_grants", "Grants that their region has not acknowledged yet, by age.", "age")
 	for i, label := range grantAgeLabels {
 		c.gauges = append(c.gauges, totalsGauge{pending, []string{label}, func(t *Totals) float64 { return float64(t.Ages[i]) }})
 	}

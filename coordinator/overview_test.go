@@ -3,9 +3,12 @@ package coordinator_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
 	"github.com/weirhq/weir/coordinator"
@@ -210,5 +213,52 @@ func BenchmarkStatus(b *testing.B) {
 				m.Splits(now, q)
 			}
 		})
+	}
+}
+
+// Metrics have the same series however many quotas there are, and say how old what is
+// not settled is.
+func TestTotalsAsMetrics(t *testing.T) {
+	var now time.Time
+	begin := time.Unix(1_700_000_000, 0)
+	now = begin
+	series := 0
+	for _, n := range []int{2, 500} {
+		reg := prometheus.NewRegistry()
+		now = begin
+		c := newCoordinator(t, coordinator.Config{Registerer: reg, Now: func() time.Time { return now }})
+		policies := []*quota.Policy{perMinute("tiny", 5)}
+		for i := range n {
+			policies = append(policies, perMinute(fmt.Sprintf("p%03d", i), 1000))
+		}
+		require.NoError(t, c.SetPolicies(1, policies))
+		now = begin.Add(30 * time.Second)
+		want := fmt.Sprintf(`# HELP weir_coordinator_oldest_pending_grant_seconds Age of the oldest grant that its region has not acknowledged.
+# TYPE weir_coordinator_oldest_pending_grant_seconds gauge
+weir_coordinator_oldest_pending_grant_seconds 30
+# HELP weir_coordinator_pending_grants Grants that their region has not acknowledged yet, by age.
+# TYPE weir_coordinator_pending_grants gauge
+weir_coordinator_pending_grants{age="older"} 0
+weir_coordinator_pending_grants{age="under_10s"} 0
+weir_coordinator_pending_grants{age="under_1m"} %d
+weir_coordinator_pending_grants{age="under_1s"} 0
+# HELP weir_coordinator_quotas Quotas that are split between regions.
+# TYPE weir_coordinator_quotas gauge
+weir_coordinator_quotas %d
+# HELP weir_coordinator_small_quotas Quotas whose limit has fewer than two tokens for each region.
+# TYPE weir_coordinator_small_quotas gauge
+weir_coordinator_small_quotas 1
+`, 3*(n+1), n+1)
+		require.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(want), "weir_coordinator_oldest_pending_grant_seconds",
+			"weir_coordinator_pending_grants", "weir_coordinator_quotas", "weir_coordinator_small_quotas"))
+		problems, err := testutil.GatherAndLint(reg)
+		require.NoError(t, err)
+		require.Empty(t, problems)
+		count, err := testutil.GatherAndCount(reg)
+		require.NoError(t, err)
+		if series == 0 {
+			series = count
+		}
+		require.Equal(t, series, count)
 	}
 }
