@@ -61,7 +61,8 @@
 // The sum of all U is raised only up to the limit (L2). Hence the shares in use sum
 // to at most the limit, with no assumption about clocks. While a lowered limit is
 // not effective, that is while the sum of U is above it, nothing is raised, and the
-// earlier limit holds.
+// earlier limit holds. Not even within a bound of its own: a bound may count a floor
+// that is not in use, and that others still use.
 //
 // For logs, entries count and not shares: a region above its share admits nothing,
 // so its count only falls, and U does not fall under it before the count does.
@@ -97,8 +98,9 @@
 //     the maximum of row and report. If an earlier ledger's epochs were higher, a
 //     higher one is begun first. Logs do not grow for one window, since a region may
 //     have lost entries that nobody knows of now.
-//   - A region lost its data (another gen): bounds stay, everything is sent again
-//     without gifts, and logs are not freed for one window.
+//   - A region lost its data, or a part of it (another gen): bounds stay, everything
+//     is sent again without gifts, once it is in the ledger which dataset is followed
+//     now, and logs are not freed for one window.
 //   - A policy goes: each region keeps its share until it has reported a revision
 //     without it (or a minute has passed), is then shrunk to nothing, and is
 //     forgotten when it no longer has a record.

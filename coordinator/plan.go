@@ -72,17 +72,21 @@ func (m *Machine) planRow(q *splitQuota, i int, r *room, now time.Time) {
 }
 
 // reach returns what a settled region may be granted without raising the sum of
-// bounds: its own, and a new floor only where others no longer use it.
+// bounds: its own, and a new floor only where others no longer use it. While the sum
+// is above the limit it is what the region has: bounds may then count floors that are
+// not in use and that others still use.
 func (m *Machine) reach(q *splitQuota, i int, free quota.Share) quota.Share {
-	s := convertDown(q.rows[i].Bound(), q.rows[i].Limit.Period, q.limit.Period)
+	row := &q.rows[i]
+	s := convertDown(row.Bound(), row.Limit.Period, q.limit.Period)
 	if q.removed {
 		return s
 	}
-	if free.Capacity >= 0 {
-		s.Capacity = max(s.Capacity, q.floors[i].Capacity)
+	has := convertDown(row.Sent, row.Limit.Period, q.limit.Period)
+	if s.Capacity = max(s.Capacity, q.floors[i].Capacity); free.Capacity < 0 {
+		s.Capacity = has.Capacity
 	}
-	if free.Refill >= 0 {
-		s.Refill = max(s.Refill, q.floors[i].Refill)
+	if s.Refill = max(s.Refill, q.floors[i].Refill); free.Refill < 0 {
+		s.Refill = has.Refill
 	}
 	return s
 }

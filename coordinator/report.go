@@ -255,7 +255,9 @@ func (m *Machine) Instructions(rep quota.Report) quota.Instructions {
 	if r == nil {
 		return out
 	}
-	out.Fresh = m.fresh(r)
+	// Of two datasets that never followed a leader, the second has lost what the
+	// first admitted by its floors.
+	out.Fresh = r.met == rep.Gen && m.fresh(r)
 	if out.Undecided = m.undecided(r); out.Undecided {
 		out.Full, out.NextReport = true, movingReport
 		return out
@@ -267,6 +269,12 @@ func (m *Machine) Instructions(rep quota.Report) quota.Instructions {
 	}
 	if !r.heard {
 		out.Full, out.NextReport = true, pendingReport
+		return out
+	}
+	if r.dirty {
+		// A leader that was replaced cannot commit which dataset it follows, and what
+		// it granted to the last one may have been given to others since.
+		out.NextReport = pendingReport
 		return out
 	}
 	keep := r.outbox[:0]

@@ -327,14 +327,15 @@ func (a *Agent) dataset(ctx context.Context) (quota.DatasetState, error) {
 // means that part of the data was lost; all missing, that the region is new or
 // has lost everything. Only the coordinator can tell these two apart, and
 // without its word the careful assumption holds.
+//
+// What is left of a dataset goes on under another id: the stripes that lost theirs no
+// longer know which grants are older than what they had, so grants to the former
+// dataset must not reach them.
 func (a *Agent) initialise(ctx context.Context, state quota.DatasetState) (quota.DatasetState, error) {
-	gen, fresh := state.Gen, false
-	if gen == "" {
-		if err := a.nameDataset(); err != nil {
-			return state, err
-		}
-		gen = a.newborn
+	if err := a.nameDataset(); err != nil {
+		return state, err
 	}
+	gen, fresh := a.newborn, false
 	switch {
 	case !state.Empty:
 	case a.cfg.Coordinator == nil:

@@ -402,7 +402,7 @@ func TestLostStripesStartAsLostAndShareIsAskedAgain(t *testing.T) {
 			t.Fatalf("version %d is reported although two stripes lost it", q[0].Version)
 		}
 		store.set(func(s *memStore) {
-			if s.regions[3] != "gen-0" || s.fresh[3] || s.fresh[5] || !s.fresh[4] {
+			if s.regions[3] == "gen-0" || s.regions[3] != s.regions[4] || s.fresh[3] || s.fresh[5] || !s.fresh[4] {
 				t.Errorf("regions %v fresh %v", s.regions, s.fresh)
 			}
 		})

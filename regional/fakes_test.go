@@ -136,9 +136,10 @@ func (s *memStore) Initialise(_ context.Context, gen string, fresh bool) error {
 	}
 	for i := range testStripes {
 		if s.regions[i] == "" {
-			s.regions[i], s.fresh[i] = gen, fresh
-			s.model.Initialise(time.Now().UnixMicro(), i, gen, fresh)
+			s.fresh[i] = fresh
 		}
+		s.regions[i] = gen
+		s.model.Initialise(time.Now().UnixMicro(), i, gen, fresh)
 	}
 	return nil
 }
