@@ -31,6 +31,10 @@ type Config struct {
 	// Interval is the time between rebalances; zero means DefaultInterval.
 	Interval time.Duration
 	Ledger   Ledger
+	// LeaseTTL is the length of leases of partition mode strict; zero means
+	// DefaultLeaseTTL. All coordinators that use the ledger, one after the other,
+	// must have the same.
+	LeaseTTL time.Duration
 	// Now is the clock, time.Now when nil. It must be monotonic.
 	Now func() time.Time
 	// Logger is slog.Default when nil.
@@ -45,6 +49,9 @@ type Config struct {
 func (c Config) withDefaults() (Config, error) {
 	if c.Interval == 0 {
 		c.Interval = DefaultInterval
+	}
+	if c.LeaseTTL == 0 {
+		c.LeaseTTL = DefaultLeaseTTL
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -63,6 +70,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("coordinator: Regions names a region twice: %w", quota.ErrInvalid)
 	case c.Interval < MinInterval:
 		return c, fmt.Errorf("coordinator: Interval %v is under %v: %w", c.Interval, MinInterval, quota.ErrInvalid)
+	case c.LeaseTTL < MinLeaseTTL:
+		return c, fmt.Errorf("coordinator: LeaseTTL %v is under %v: %w", c.LeaseTTL, MinLeaseTTL, quota.ErrInvalid)
 	case c.Ledger == nil:
 		return c, fmt.Errorf("coordinator: Ledger is missing: %w", quota.ErrInvalid)
 	}
@@ -100,6 +109,7 @@ func New(ctx context.Context, cfg Config) (*Coordinator, error) {
 		cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1),
 		machine: NewMachine(cfg.Now(), cfg.Interval, cfg.Regions, s),
 	}
+	c.machine.SetLeaseTTL(cfg.LeaseTTL)
 	c.metrics = newMetrics(cfg.Registerer, cfg.Regions, c)
 	c.log.Info("coordinator starts", "epoch", s.Epoch, "rows", len(s.Rows), "recovering", c.machine.Recovering())
 	return c, nil

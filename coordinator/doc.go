@@ -45,6 +45,11 @@
 // first version of a quota that no region has any row of: its whole capacity is
 // unspent, but for the floors. Tokens that shrinks surrender are not passed on.
 //
+// F2, permanent parts: each version carries, beside the share, the part of it that the
+// region may go on using when its lease is over. Machine.permanent alone chooses it:
+// the whole share in partition mode hold, the floor in strict. P = max(PermAcked,
+// PermMax) is to the permanent parts what U is to the shares, and at most U.
+//
 // Floors are inside U from the moment a policy is known, granted or not, because a
 // region may use its floor before it was told anything. A larger floor of an earlier
 // limit counts until the region has acknowledged a share (F3).
@@ -67,6 +72,61 @@
 // For logs, entries count and not shares: a region above its share admits nothing,
 // so its count only falls, and U does not fall under it before the count does.
 //
+// # Leases
+//
+// A region has one lease for all policies of partition mode strict. An answer to a
+// report extends it to TTL after the report was sent, by the region's clock. When it is
+// over the region uses min(share, permanent part). There is none, and none is waited
+// for, as long as no policy is strict and no region holds a share of one that was.
+//
+//	         silent for TTL*(1+rho)/(1-rho) + 0.5 s          w*(1+rho)^2/(1-rho)^2 + 1.1 s
+//	         Reclaimed, new version share = perm = P         later, of a log (a bucket at once)
+//	leased ------------------------------------> reclaimed ----------------------------> U := P
+//	   ^                                             |                                     |
+//	   +---- leases again when every reclaimed row --+-------------------------------------+
+//	         of the region is acknowledged
+//
+// The rules, each of which a test can break:
+//
+//   - The silence is counted from the last report of the region that this machine
+//     took in, or from the machine's start, on its own clock. A lease is a part of an
+//     answer only if no row of the region is Reclaimed when the answer is made.
+//   - Reclaimed is durable and is set before or with U := P. An acknowledgement of the
+//     row's last version ends it, nothing else does.
+//   - The version that reclaims has share = perm = min(P, share sent last).
+//   - U, and P, fall to what an acknowledgement or a drain leaves, which is never below
+//     the permanent part of the version that was acknowledged.
+//   - A row that was Reclaimed under an earlier leader waits for a lease and a window
+//     again before U := P.
+//   - In hold P = U at any time, so that time frees nothing.
+//   - While a lossy ledger is recovering nobody gets a lease. If then more is held than
+//     the limit, shares may have been reclaimed and forgotten: all that depends on a
+//     lease is Reclaimed, with the wait counted from the machine's start.
+//
+// Why that holds: let t be the true time at which the coordinator took in the last
+// report that it may have answered with a lease. It was sent before t, so the lease is
+// over at true time t + TTL/(1-rho), however late the answer is. The coordinator's clock
+// shows TTL*(1+rho)/(1-rho) at that time at the earliest, and the margin later the
+// share is reclaimed. A leader before this one lost its right to answer before this one
+// began (see elector), so "began" is later than its last report. From then on the
+// region uses at most the permanent part of a version it holds or may still receive, and
+// all of these are in P. Entries of a log that the share admitted are older than
+// w*(1+rho), which the region's clock has shown, w*(1+rho)/(1-rho) later. No report that
+// comes later is answered with a lease until the region holds the version that the
+// reclaim issued, or a later one, whose share is within P: so U = P stays true.
+//
+// A region that has lost its data has no lease, and its record is the last version
+// issued, the reclaimed one, since no other is ever sent again.
+//
+// What a coordinator outage costs: every region falls to its floors for policies of
+// mode strict, TTL after its last answered report, and has its shares back with the
+// first answer, as nothing was reclaimed meanwhile.
+//
+// Quorum leases, where regions extend each other's lease, will need terms: a number per
+// region that rises with each reclaim, that leases name and that peers promise not to go
+// below. Here the coordinator alone extends leases, and a row that is Reclaimed says
+// the same as a term below the lowest one allowed. The region record has a place for it.
+//
 // # Who is authoritative
 //
 // The ledger, for what regions may be using; nothing that is only in memory has to
@@ -80,6 +140,10 @@
 //   - Commits that returned without error are durable, unless the ledger says in its
 //     snapshot that it may have lost some.
 //   - Epochs of one deployment are never used twice.
+//   - Only for strict: the rates of all clocks are within rho = 1/2000 of true time, and
+//     that of a region's store does not step back; coordinators that follow one another
+//     have the same TTL, and only a Candidate, or a coordinator that never has a
+//     successor, answers reports.
 //   - Only for the end of a removed policy: a grant is under way for no longer than
 //     messageLife (one minute). Until then the record stays, with a share of nothing.
 //   - Only after data loss: a region's clock is at most 1/1000 slow, so that entries
@@ -87,9 +151,11 @@
 //
 // # What happens when
 //
-//   - A region is silent: it keeps its bound for as long as that lasts (partition
-//     mode hold). The others divide what it leaves. Nothing of it is given away by time.
-//   - The coordinator is away: every region goes on with what it has.
+//   - A region is silent: in partition mode hold it keeps its bound for as long as
+//     that lasts. The others divide what it leaves. Nothing of it is given away by time.
+//     In strict the end of its lease frees all but the permanent part.
+//   - The coordinator is away: every region goes on with what it has, and in strict with
+//     the permanent part of it when its lease is over.
 //   - The ledger does not answer: reports are answered, with what was committed before.
 //   - The coordinator restarts with its ledger: the split stays; regions are asked for
 //     everything they hold, and what is not acknowledged is sent again.

@@ -60,12 +60,23 @@ type Row struct {
 	// Sent is the share of Version, MaxSent the maximum of all versions since
 	// AckVersion, component by component.
 	Sent, MaxSent quota.Share
+	// Perm is the permanent part of Sent: what the region may go on using when its
+	// lease is over. PermAcked is that of what it acknowledged, PermMax the maximum
+	// of all versions since AckVersion, component by component.
+	Perm, PermAcked, PermMax quota.Share
+	// Reclaimed marks a share that was taken back because the region's lease was
+	// over. The region gets no other lease until it has acknowledged Version.
+	Reclaimed bool
 	// Drop marks a version that removes the region's record.
 	Drop bool
 }
 
 // Bound returns U: the most that the region can be using or entitled to.
 func (r Row) Bound() quota.Share { return r.Acked.Max(r.MaxSent) }
+
+// Permanent returns P: the most that the region can be using once its lease is over
+// and what a log admitted under the lease has left its window.
+func (r Row) Permanent() quota.Share { return r.PermAcked.Max(r.PermMax) }
 
 // RowKey names a row.
 type RowKey struct {

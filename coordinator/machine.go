@@ -56,6 +56,12 @@ type Machine struct {
 
 	inputs []splitter.Region
 	shares []quota.Share
+
+	// leaseTTL is the length of leases; leasing is true when any quota has to do
+	// with them. reclaims counts shares that were taken back. See lease.go.
+	leaseTTL time.Duration
+	leasing  bool
+	reclaims uint64
 }
 
 // region is what the machine knows of one region.
@@ -88,6 +94,8 @@ type region struct {
 	wanting  int
 
 	dirty, gone bool
+	// revoked is true while any row of the region may be Reclaimed.
+	revoked bool
 }
 
 // splitQuota is one quota and its split.
@@ -119,6 +127,8 @@ type row struct {
 	floor    quota.Share
 	issuedAt time.Time
 	ackedAt  time.Time
+	// freeAt is when a reclaimed row's bound may become its permanent part.
+	freeAt   time.Time
 	load     load
 	changes  uint64
 	listed   uint64 // the report that last named the row
@@ -139,7 +149,7 @@ func (r *row) settled() bool { return r.Version == 0 || (r.AckVersion == r.Versi
 func NewMachine(now time.Time, interval time.Duration, regions []quota.Region, s Snapshot) *Machine {
 	m := &Machine{
 		interval: interval, byName: map[quota.Region]*region{}, quotas: map[quota.ID]*splitQuota{},
-		epoch: s.Epoch, lossy: s.Lossy, started: now, next: now.Add(interval),
+		epoch: s.Epoch, lossy: s.Lossy, started: now, next: now.Add(interval), leaseTTL: DefaultLeaseTTL,
 	}
 	names := slices.Clone(regions)
 	for _, r := range s.Regions {
@@ -182,6 +192,7 @@ func (m *Machine) restore(saved Row) {
 	q.algorithm, q.limit = saved.Algorithm, saved.Limit
 	q.targets[r.region.index] = saved.Sent
 	q.floors[r.region.index] = saved.Floor
+	m.restoreLease(r, m.started)
 	m.base = max(m.base, saved.Version)
 }
 
@@ -237,6 +248,7 @@ func (m *Machine) updateRecovering(now time.Time) {
 		}
 		for _, q := range m.order {
 			m.start(q, now)
+			m.distrustLeases(q, now)
 			m.plan(q, now)
 		}
 	}

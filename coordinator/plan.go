@@ -150,7 +150,8 @@ func (m *Machine) stale(q *splitQuota, i int) bool {
 	if q.removed || m.regions[i].leaving {
 		return false
 	}
-	return row.Limit != q.limit || row.Algorithm != q.algorithm || row.Floor != q.floors[i].Min(row.Sent)
+	return row.Limit != q.limit || row.Algorithm != q.algorithm || row.Floor != q.floors[i].Min(row.Sent) ||
+		row.Perm != m.permanent(q, i, row.Sent)
 }
 
 // worth holds back grows that are a small part of what is wanted: the rest will
@@ -177,6 +178,7 @@ func (m *Machine) issue(row *row, step quota.Share, drop, newborn bool, now time
 		row.Acked = row.Acked.Max(row.floor)
 	}
 	row.MaxSent = convert(row.MaxSent, row.Limit.Period, q.limit.Period).Max(step)
+	m.permit(row, step)
 	row.Sent, row.Drop = step, drop
 	if !row.exists() {
 		row.Version = m.base

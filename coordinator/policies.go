@@ -67,6 +67,7 @@ func (m *Machine) SetPolicies(now time.Time, revision int64, policies []*quota.P
 		}
 		m.plan(q, now)
 	}
+	m.countLeases()
 	return nil
 }
 

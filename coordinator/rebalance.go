@@ -87,6 +87,7 @@ func (m *Machine) Tick(now time.Time) (Rebalance, bool) {
 	}
 	m.sweep(now)
 	m.outlive(now)
+	m.reclaim(now)
 	if now.Before(m.next) || m.recovering || !m.configured {
 		return Rebalance{}, false
 	}
@@ -106,7 +107,12 @@ func (m *Machine) Tick(now time.Time) (Rebalance, bool) {
 }
 
 // Next returns when Tick is due.
-func (m *Machine) Next() time.Time { return m.next }
+func (m *Machine) Next() time.Time {
+	if at, ok := m.nextReclaim(); ok && at.Before(m.next) {
+		return at
+	}
+	return m.next
+}
 
 // sweep forgets quotas that no region has anything of, and regions that have left.
 func (m *Machine) sweep(now time.Time) {

@@ -180,9 +180,11 @@ func (m *Machine) adopt(row *row, q *quota.QuotaReport) {
 	}
 	share := convert(q.Share, q.Period, row.Limit.Period)
 	share.Capacity = max(share.Capacity, q.Hold)
+	before := row.Permanent()
 	row.Acked = row.Bound().Max(share)
 	row.MaxSent = row.Acked
 	row.Sent = share
+	row.foundPermanent(q, before)
 	row.Version, row.AckVersion = q.Version, q.Version
 	row.confirmed = true
 	row.gift = 0
@@ -221,7 +223,7 @@ func (m *Machine) acknowledge(now time.Time, row *row, q *quota.QuotaReport) boo
 	}
 	row.confirmed = true
 	row.floor = row.quota.floors[row.region.index]
-	if row.AckVersion != row.Version || row.Acked != acked || row.MaxSent != row.Sent {
+	if permitted := row.permitted(acked); permitted || row.AckVersion != row.Version || row.Acked != acked || row.MaxSent != row.Sent {
 		row.AckVersion, row.Acked, row.MaxSent = row.Version, acked, row.Sent
 		m.touch(row)
 		return true
@@ -291,6 +293,7 @@ func (m *Machine) Instructions(rep quota.Report) quota.Instructions {
 	}
 	clear(r.outbox[len(keep):])
 	r.outbox = keep
+	out.Lease = m.lease(r, rep)
 	switch {
 	case len(r.outbox) > 0:
 		out.NextReport = pendingReport
@@ -302,7 +305,7 @@ func (m *Machine) Instructions(rep quota.Report) quota.Instructions {
 
 func (r *row) grant() quota.Grant {
 	return quota.Grant{
-		ID: r.ID, Version: r.Version, Share: r.Sent, Permanent: r.Sent, Gift: r.gift,
+		ID: r.ID, Version: r.Version, Share: r.Sent, Permanent: r.Perm, Gift: r.gift,
 		Algorithm: r.Algorithm, Limit: r.Limit, Floor: r.Floor, Drop: r.Drop,
 	}
 }

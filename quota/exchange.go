@@ -55,6 +55,9 @@ type QuotaReport struct {
 	// grant is reporting its version.
 	Version int64
 	Share   Share
+	// Permanent is the permanent part of Share; zero is a region that does not
+	// tell, or a part of nothing.
+	Permanent Share
 	// Period is the period that Share.Refill counts by, as in the limit it was granted under.
 	Period time.Duration
 	// Demand is offered load (admitted plus denied) of the busiest key since
@@ -74,6 +77,18 @@ type QuotaReport struct {
 	Urgent bool
 }
 
+// Lease lets a region go on using its shares: until TTL after it sent the report that
+// is answered, by its own clock. Without one it uses their permanent parts.
+//
+// There is one lease for all quotas of a region.
+type Lease struct {
+	// SentAt echoes the report, so that an answer which is late, or belongs to
+	// another report, extends nothing beyond that.
+	SentAt int64
+	// TTL is zero when the answer extends nothing.
+	TTL time.Duration
+}
+
 // Instructions answer a report.
 type Instructions struct {
 	// Epoch is the leader's. A region refuses anything older than it has seen.
@@ -89,6 +104,8 @@ type Instructions struct {
 	// Full asks for a report of every share the region holds.
 	Full   bool
 	Grants []Grant
+	// Lease extends the region's lease.
+	Lease Lease
 	// NextReport is when the coordinator would like to hear again; zero leaves it to the region.
 	NextReport time.Duration
 }

@@ -104,13 +104,15 @@ func testEveryField(b *bundle) {
 		Limit: quota.Limit{Capacity: 1, Refill: 2, Period: 3 * time.Microsecond},
 		Floor: quota.Share{Capacity: 4, Refill: 5}, Version: 7, AckVersion: 6,
 		Acked: quota.Share{Capacity: 8, Refill: 9}, Sent: quota.Share{Capacity: 10, Refill: 11},
-		MaxSent: quota.Share{Capacity: 12, Refill: 13}, Drop: true,
+		MaxSent: quota.Share{Capacity: 12, Refill: 13}, Perm: quota.Share{Capacity: 14, Refill: 15},
+		PermAcked: quota.Share{Capacity: 16, Refill: 17}, PermMax: quota.Share{Capacity: 18, Refill: 19}, Drop: true,
 	}
 	most := quota.Share{Capacity: quota.MaxTokens, Refill: 1 << 60}
 	largest := coordinator.Row{
 		ID: quota.ID{Policy: "p"}, Region: "eu", Algorithm: quota.SlidingLog,
 		Limit: quota.Limit{Capacity: quota.MaxTokens, Refill: quota.MaxTokens, Period: 8760*time.Hour + time.Microsecond},
 		Floor: most, Version: math.MaxInt64, AckVersion: math.MaxInt64 - 1, Acked: most, Sent: most, MaxSent: most,
+		Perm: most, PermAcked: most, PermMax: most, Reclaimed: true,
 	}
 	// What a region reported that no policy names.
 	smallest := coordinator.Row{ID: quota.ID{Policy: "p"}, Region: "us", Version: 1}
@@ -125,6 +127,8 @@ func testReplaced(b *bundle) {
 	changed.Algorithm, changed.AckVersion, changed.Drop = quota.SlidingLog, 1, true
 	changed.Limit = quota.Limit{Capacity: quota.Token, Period: time.Minute}
 	changed.Floor, changed.Acked, changed.MaxSent = quota.Share{Capacity: 1}, quota.Share{Capacity: 2}, quota.Share{Refill: 3}
+	changed.Perm, changed.PermAcked, changed.PermMax = quota.Share{Capacity: 4}, quota.Share{Refill: 5}, quota.Share{Capacity: 6}
+	changed.Reclaimed = true
 	b.commit(l, s.Epoch, rows(changed))
 	b.requireRows(changed, row("a", "eu", 1), row("b", "us", 1))
 }

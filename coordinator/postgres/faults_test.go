@@ -247,3 +247,21 @@ func TestCommitsAreDurable(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"on", "on", "on", "on", "on"}, settings)
 }
+
+// TestPermanentPartsOfAnOlderVersionCountForNothing: a coordinator that does not know
+// of leases has written the row since.
+func TestPermanentPartsOfAnOlderVersionCountForNothing(t *testing.T) {
+	p := pool(t, testenv.Postgres(t))
+	l := postgres.NewLedger(postgres.Config{Pool: p})
+	s := load(t, l, 0)
+	leased := row("a", "us", 5)
+	leased.Acked = quota.Share{Capacity: 9}
+	leased.Perm, leased.PermAcked, leased.PermMax = quota.Share{Capacity: 1}, quota.Share{Capacity: 2}, quota.Share{Capacity: 3}
+	require.NoError(t, l.Commit(t.Context(), s.Epoch, rows(leased)))
+	require.Equal(t, []coordinator.Row{leased}, load(t, l, 0).Rows)
+	_, err := p.Exec(t.Context(), `UPDATE ledger SET version = 6`)
+	require.NoError(t, err)
+	got := load(t, l, 0).Rows[0]
+	require.Equal(t, got.Bound(), got.Permanent())
+	require.Equal(t, got.Sent, got.Perm)
+}

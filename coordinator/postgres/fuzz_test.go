@@ -235,7 +235,8 @@ func (f *fuzz) check() error {
 func (f *fuzz) checkRows() error {
 	leader := f.nodes[len(f.nodes)-1].epoch
 	found, err := f.pool.Query(f.Context(), `SELECT policy, region, epoch, version, ack_version, acked_capacity, acked_refill,
-		sent_capacity, sent_refill, max_sent_capacity, max_sent_refill FROM ledger`)
+		sent_capacity, sent_refill, max_sent_capacity, max_sent_refill,
+		perm_capacity, perm_refill, perm_acked_capacity, perm_acked_refill, perm_max_capacity, perm_max_refill FROM ledger`)
 	require.NoError(f, err)
 	var (
 		r     coordinator.Row
@@ -244,6 +245,7 @@ func (f *fuzz) checkRows() error {
 	_, err = pgx.ForEachRow(found, []any{
 		&r.ID.Policy, &r.Region, &epoch, &r.Version, &r.AckVersion, &r.Acked.Capacity, &r.Acked.Refill,
 		&r.Sent.Capacity, &r.Sent.Refill, &r.MaxSent.Capacity, &r.MaxSent.Refill,
+		&r.Perm.Capacity, &r.Perm.Refill, &r.PermAcked.Capacity, &r.PermAcked.Refill, &r.PermMax.Capacity, &r.PermMax.Refill,
 	}, func() error {
 		want := f.loaded[coordinator.RowKey{ID: r.ID, Region: r.Region}]
 		want.Algorithm, want.Limit, want.Floor, want.Drop = 0, quota.Limit{}, quota.Share{}, false
