@@ -22,8 +22,9 @@ func strictly(p *quota.Policy) *quota.Policy {
 	return p
 }
 
-func logOf(n int64, window time.Duration) *quota.Policy {
-	return &quota.Policy{ID: "log", Algorithm: quota.SlidingLog, Limit: quota.Limit{Capacity: quota.Tokens(n) * quota.Token, Period: window}}
+// windowed is a log of ninety.
+func windowed(window time.Duration) *quota.Policy {
+	return &quota.Policy{ID: "log", Algorithm: quota.SlidingLog, Limit: quota.Limit{Capacity: 90 * quota.Token, Period: window}}
 }
 
 // leaseWorld is a machine, its ledger and regions that answer at once when asked.
@@ -211,13 +212,12 @@ func (w *leaseWorld) row(id string, name quota.Region) coordinator.Row {
 	return coordinator.Row{}
 }
 
-func floorOf(p *quota.Policy, name quota.Region) quota.Share {
-	return coordinator.Floor(three, name, p)
-}
+// floorOf is the floor of us-east, which is the region that is cut off.
+func floorOf(p *quota.Policy) quota.Share { return coordinator.Floor(three, "us-east", p) }
 
 func TestHoldHasNoLeases(t *testing.T) {
 	hold := perMinute("api", 900)
-	w := newLeaseWorld(t, hold, logOf(90, 5*time.Second))
+	w := newLeaseWorld(t, hold, windowed(5*time.Second))
 	w.settle(three...)
 	require.Zero(t, w.report("us-east").Lease)
 	for _, g := range w.regions["us-east"].records {
@@ -231,7 +231,7 @@ func TestHoldHasNoLeases(t *testing.T) {
 // TestHoldKeepsWhatALogDrains: time frees nothing in hold, not even entries that must
 // have left.
 func TestHoldKeepsWhatALogDrains(t *testing.T) {
-	log := logOf(90, 5*time.Second)
+	log := windowed(5 * time.Second)
 	w := newLeaseWorld(t, log)
 	us, eu := w.regions["us-east"], w.regions["eu-west"]
 	us.demand, eu.demand = 0.1, 30
@@ -251,7 +251,7 @@ func TestStrictGrantsTheFloorForGood(t *testing.T) {
 	in := w.report("us-east")
 	require.Equal(t, quota.Lease{SentAt: w.now.UnixMicro(), TTL: leaseTTL}, in.Lease)
 	g := w.regions["us-east"].records[quota.ID{Policy: "api"}]
-	require.Equal(t, floorOf(p, "us-east"), g.Permanent)
+	require.Equal(t, floorOf(p), g.Permanent)
 	require.True(t, g.Permanent.Within(g.Share))
 	require.NotEqual(t, g.Share, g.Permanent)
 }
@@ -275,7 +275,7 @@ func TestASilentRegionIsReclaimed(t *testing.T) {
 	w.now = due
 	w.machine.Tick(w.now)
 	w.commit()
-	floor := floorOf(p, "us-east")
+	floor := floorOf(p)
 	require.Equal(t, floor, w.bound("api", "us-east"))
 	w.settle("eu-west", "ap-south")
 	used := w.bound("api", "us-east").Add(w.bound("api", "eu-west")).Add(w.bound("api", "ap-south"))
@@ -300,7 +300,7 @@ func TestASilentRegionIsReclaimed(t *testing.T) {
 
 // TestALogIsFreedOneWindowLater: entries that the share admitted stay for a window.
 func TestALogIsFreedOneWindowLater(t *testing.T) {
-	p := strictly(logOf(90, 20*time.Second))
+	p := strictly(windowed(20 * time.Second))
 	w := newLeaseWorld(t, p)
 	w.settle(three...)
 	full := w.bound("log", "us-east")
@@ -309,13 +309,13 @@ func TestALogIsFreedOneWindowLater(t *testing.T) {
 	w.pass(21100*time.Millisecond, "eu-west", "ap-south")
 	require.Equal(t, full, w.bound("log", "us-east"))
 	w.pass(100*time.Millisecond, "eu-west", "ap-south")
-	require.Equal(t, floorOf(p, "us-east"), w.bound("log", "us-east"), "w(1+rho)/(1-rho) and 1.1 s later")
+	require.Equal(t, floorOf(p), w.bound("log", "us-east"), "w(1+rho)/(1-rho) and 1.1 s later")
 }
 
 // TestDrainNeverGoesUnderWhatIsPermanent: a region that comes back while its log
 // drains lowers the bound to what it holds, and not below.
 func TestDrainNeverGoesUnderWhatIsPermanent(t *testing.T) {
-	p := strictly(logOf(90, 20*time.Second))
+	p := strictly(windowed(20 * time.Second))
 	w := newLeaseWorld(t, p)
 	w.settle(three...)
 	us := w.regions["us-east"]
@@ -326,7 +326,7 @@ func TestDrainNeverGoesUnderWhatIsPermanent(t *testing.T) {
 	require.Equal(t, us.hold, w.bound("log", "us-east").Capacity)
 	us.hold = 0
 	w.settle("us-east")
-	require.Equal(t, floorOf(p, "us-east"), w.bound("log", "us-east"))
+	require.Equal(t, floorOf(p), w.bound("log", "us-east"))
 }
 
 // TestReclaimedStaysReclaimedForTheNextLeader: who takes over knows from the ledger
@@ -366,7 +366,7 @@ func TestLostDataGetsTheReclaimedShare(t *testing.T) {
 	for range 4 {
 		in := w.report("us-east")
 		for _, g := range in.Grants {
-			require.Equal(t, floorOf(p, "us-east"), g.Share)
+			require.Equal(t, floorOf(p), g.Share)
 		}
 		if len(us.records) == 0 {
 			require.Zero(t, in.Lease)
@@ -391,7 +391,7 @@ func TestStrictCanBecomeHoldAndBack(t *testing.T) {
 	w.pass(2*leaseWait, "eu-west", "ap-south")
 	require.Equal(t, full, w.bound("api", "us-east"), "it was never told that anything depends on a lease")
 	w.settle("us-east")
-	require.Equal(t, floorOf(w.policies[0], "us-east"), w.regions["us-east"].records[id].Permanent)
+	require.Equal(t, floorOf(w.policies[0]), w.regions["us-east"].records[id].Permanent)
 
 	w.policies, w.revision = []*quota.Policy{hold}, 3
 	w.publish()
@@ -414,10 +414,10 @@ func TestFloorsAreFreedByNoTime(t *testing.T) {
 	w.policies, w.revision = []*quota.Policy{lower}, 2
 	w.publish()
 	w.pass(4*leaseWait, "eu-west", "ap-south")
-	require.Equal(t, floorOf(p, "us-east"), w.bound("api", "us-east"))
+	require.Equal(t, floorOf(p), w.bound("api", "us-east"))
 	w.settle("us-east")
 	w.pass(time.Minute, three...)
-	require.Equal(t, floorOf(lower, "us-east"), w.regions["us-east"].records[quota.ID{Policy: "api"}].Permanent)
+	require.Equal(t, floorOf(lower), w.regions["us-east"].records[quota.ID{Policy: "api"}].Permanent)
 }
 
 // TestALostLedgerGivesNoLeaseOnWhatWasReclaimed: the regions report more than the
