@@ -22,8 +22,8 @@ func strictly(p *quota.Policy) *quota.Policy {
 	return p
 }
 
-// windowed is a log of ninety.
-func windowed(window time.Duration) *quota.Policy {
+// ninetyIn is a log of ninety.
+func ninetyIn(window time.Duration) *quota.Policy {
 	return &quota.Policy{ID: "log", Algorithm: quota.SlidingLog, Limit: quota.Limit{Capacity: 90 * quota.Token, Period: window}}
 }
 
@@ -217,7 +217,7 @@ func floorOf(p *quota.Policy) quota.Share { return coordinator.Floor(three, "us-
 
 func TestHoldHasNoLeases(t *testing.T) {
 	hold := perMinute("api", 900)
-	w := newLeaseWorld(t, hold, windowed(5*time.Second))
+	w := newLeaseWorld(t, hold, ninetyIn(5*time.Second))
 	w.settle(three...)
 	require.Zero(t, w.report("us-east").Lease)
 	for _, g := range w.regions["us-east"].records {
@@ -231,7 +231,7 @@ func TestHoldHasNoLeases(t *testing.T) {
 // TestHoldKeepsWhatALogDrains: time frees nothing in hold, not even entries that must
 // have left.
 func TestHoldKeepsWhatALogDrains(t *testing.T) {
-	log := windowed(5 * time.Second)
+	log := ninetyIn(5 * time.Second)
 	w := newLeaseWorld(t, log)
 	us, eu := w.regions["us-east"], w.regions["eu-west"]
 	us.demand, eu.demand = 0.1, 30
@@ -300,7 +300,7 @@ func TestASilentRegionIsReclaimed(t *testing.T) {
 
 // TestALogIsFreedOneWindowLater: entries that the share admitted stay for a window.
 func TestALogIsFreedOneWindowLater(t *testing.T) {
-	p := strictly(windowed(20 * time.Second))
+	p := strictly(ninetyIn(20 * time.Second))
 	w := newLeaseWorld(t, p)
 	w.settle(three...)
 	full := w.bound("log", "us-east")
@@ -315,7 +315,7 @@ func TestALogIsFreedOneWindowLater(t *testing.T) {
 // TestDrainNeverGoesUnderWhatIsPermanent: a region that comes back while its log
 // drains lowers the bound to what it holds, and not below.
 func TestDrainNeverGoesUnderWhatIsPermanent(t *testing.T) {
-	p := strictly(windowed(20 * time.Second))
+	p := strictly(ninetyIn(20 * time.Second))
 	w := newLeaseWorld(t, p)
 	w.settle(three...)
 	us := w.regions["us-east"]
