@@ -203,15 +203,24 @@ func (m *Machine) effective(q *splitQuota, sum quota.Share, now time.Time) bool 
 	return sum.Within(q.limit.Share()) && !m.recovering && !q.within(now, m.recovered)
 }
 
-// small reports whether a limit has fewer than two tokens for each region.
+// SmallLimit reports whether a policy's limit is divided between so many regions and
+// has fewer than two tokens for each of them. Its whole tokens go to the regions that
+// ask most; the others have none, and deny, until the next split.
+func SmallLimit(p *quota.Policy, regions int) bool { return splits(p) && isSmall(p.Limit, regions) }
+
+// isSmall leaves out what is small and none the worse for it: a limit of nothing, and
+// one that no second region has a part of.
+func isSmall(l quota.Limit, regions int) bool {
+	return l.Capacity > 0 && regions > 1 && splitter.Small(l, regions)
+}
+
+// small is SmallLimit of a quota that is split.
 func (m *Machine) small(q *splitQuota) bool {
 	n := 0
 	for _, r := range m.regions {
-		if !r.leaving {
-			n++
-		}
+		n += count(!r.leaving)
 	}
-	return !q.removed && q.limit.Capacity > 0 && n > 1 && splitter.Small(q.limit, n)
+	return !q.removed && isSmall(q.limit, n)
 }
 
 func (m *Machine) totals(now time.Time) (t Totals) {

@@ -84,7 +84,7 @@ func newPolicyApply(a *admin) *cobra.Command {
 			for _, r := range p.regions {
 				change.Regions = append(change.Regions, quota.Region(r))
 			}
-			return refused(c, docs, p.apply(a, c, change))
+			return refused(c, docs, p.apply(a, c, docs, change))
 		}),
 	}
 	p.changes.flags(a, cmd)
@@ -95,7 +95,7 @@ func newPolicyApply(a *admin) *cobra.Command {
 	return cmd
 }
 
-func (p *applying) apply(a *admin, c session, change rpc.Change) error {
+func (p *applying) apply(a *admin, c session, docs []app.PolicyDocument, change rpc.Change) error {
 	ask := a.interactive() && !slices.Contains(p.files, "-")
 	var applied *rpc.Applied
 	var err error
@@ -107,6 +107,7 @@ func (p *applying) apply(a *admin, c session, change rpc.Change) error {
 	if err != nil {
 		return err
 	}
+	a.warn(docs, applied.Warnings)
 	a.outcomeOf(applied, p.dryRun)
 	return a.out.print(a.env.stdout, applied.JSON, func(w io.Writer) error { return diffTable(w, applied) })
 }

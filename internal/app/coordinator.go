@@ -61,7 +61,7 @@ func startCoordinator(ctx context.Context, l *lifecycle, cfg CoordinatorConfig) 
 	}
 	server.Registry, server.Logger, server.TracerProvider = registry, l.log, tracer
 	server.DrainDelay, server.Auth = cfg.Drain, policies.auth
-	server.Policies = policyService(policies.store, policies.instance)
+	server.Policies = policyService(policies.store, policies.instance, len(cfg.Regions))
 	return ln, l.serve(ln, server)
 }
 
@@ -182,8 +182,11 @@ func (l *lifecycle) openPolicies(ctx context.Context, cfg CoordinatorConfig) (po
 	return p, nil
 }
 
-func policyService(store policystore.Store, instance string) *rpc.PolicyConfig {
-	return &rpc.PolicyConfig{Store: store, Parse: document.Policies, Marshal: document.Marshal, Instance: instance}
+func policyService(store policystore.Store, instance string, regions int) *rpc.PolicyConfig {
+	return &rpc.PolicyConfig{
+		Store: store, Parse: document.Policies, Marshal: document.Marshal, Instance: instance,
+		Warn: func(text []byte) []quota.Problem { return SmallLimits(text, regions) },
+	}
 }
 
 // split is what the coordinator's part of a process is made of.

@@ -138,7 +138,7 @@ func (d *Dev) start(ctx context.Context, cfg DevConfig) error {
 	d.Coordinator = url
 	return d.life.serve(ln, rpc.ServerConfig{
 		Regions: c, Registry: registry, Logger: d.life.log, Ready: coordinatorReadiness(c.Overview),
-		Policies: policyService(policies, rand.Text()),
+		Policies: policyService(policies, rand.Text(), len(DevRegions)),
 		Status:   &rpc.StatusConfig{Name: "dev", Source: onlyStatus{"dev", url, c}},
 		Mounts:   consoleMounts(d.consoleStatus),
 	})

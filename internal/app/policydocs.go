@@ -3,6 +3,7 @@ package app
 import (
 	"fmt"
 
+	"github.com/weirhq/weir/coordinator"
 	"github.com/weirhq/weir/policystore/document"
 	"github.com/weirhq/weir/quota"
 )
@@ -61,6 +62,48 @@ func RepeatedPolicies(docs []PolicyDocument) [][]quota.Problem {
 		}
 	}
 	return problems
+}
+
+// SmallLimits warns of limits in a valid document that are too small to be divided
+// between so many regions: see coordinator.SmallLimit.
+func SmallLimits(text []byte, regions int) []quota.Problem {
+	policies, err := document.Policies(text)
+	if err != nil {
+		return nil
+	}
+	root, err := document.Parse(text)
+	if err != nil {
+		return nil
+	}
+	nodes := map[string]int{}
+	list := items(field(root, "policies"))
+	for n, node := range list {
+		if id := field(node, "id"); id != nil {
+			nodes[id.Text] = n
+		}
+	}
+	var out []quota.Problem
+	for _, p := range policies {
+		if !coordinator.SmallLimit(p, regions) {
+			continue
+		}
+		n := nodes[p.ID]
+		name := "capacity"
+		if p.Algorithm == quota.SlidingLog {
+			name = "limit"
+		}
+		problem := quota.Problem{
+			Path: fmt.Sprintf("policies[%d].%s", n, name),
+			Reason: fmt.Sprintf("%s cannot be split between %d regions: at any time it is with the regions that ask most, in whole tokens, "+
+				"and the others deny until the next split", p.Limit.Capacity, regions),
+			Remedy: fmt.Sprintf("use %d or more, two for each region, or scope: regional with the part of one region", 2*regions),
+		}
+		if at := field(list[n], name); at != nil {
+			problem.Line, problem.Column = at.Line, at.Column
+		}
+		out = append(out, problem)
+	}
+	return out
 }
 
 // field returns the first field of a mapping with the name, or nil.

@@ -24,6 +24,9 @@ type PolicyConfig struct {
 	// back as equal policies.
 	Parse   func(document []byte) ([]*quota.Policy, error)
 	Marshal func(policies []*quota.Policy) []byte
+	// Warn says what a valid document will not do although one may expect it. Nil
+	// never warns.
+	Warn func(document []byte) []quota.Problem
 	// Instance names what the store's revision numbers and positions count. A
 	// node whose numbers are of another instance is sent everything. It is to be
 	// random for each process over a store that begins anew, and always the same
@@ -85,9 +88,21 @@ func (h *policyHandler) Apply(ctx context.Context, m *weirv1.ApplyRequest) (*wei
 	if err != nil {
 		return nil, err
 	}
+	warnings := h.warnings(m.GetDocument())
 	return &weirv1.ApplyResponse{
 		Revision: fromRevision(applied.Revision), Diff: fromDiff(applied.Diff), Committed: applied.Committed,
+		Warnings: warnings[:min(len(warnings), maxWarnings)],
 	}, nil
+}
+
+// maxWarnings bounds those in the answer to a change.
+const maxWarnings = 100
+
+func (h *policyHandler) warnings(document string) []*weirv1.Problem {
+	if h.cfg.Warn == nil || document == "" {
+		return nil
+	}
+	return fromProblems(h.cfg.Warn([]byte(document)))
 }
 
 func (h *policyHandler) apply(ctx context.Context, m *weirv1.ApplyRequest) (policystore.Applied, error) {
@@ -195,7 +210,7 @@ func (h *policyHandler) Validate(_ context.Context, m *weirv1.ValidateRequest) (
 	if err != nil {
 		return nil, err
 	}
-	return &weirv1.ValidateResponse{Valid: new(true), Policies: int32(len(policies))}, nil
+	return &weirv1.ValidateResponse{Valid: new(true), Policies: int32(len(policies)), Warnings: h.warnings(m.GetDocument())}, nil
 }
 
 func (h *policyHandler) WhoAmI(ctx context.Context, _ *weirv1.WhoAmIRequest) (*weirv1.WhoAmIResponse, error) {

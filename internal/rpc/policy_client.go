@@ -84,6 +84,8 @@ type Applied struct {
 	Revision  Revision
 	Diff      policystore.Diff
 	Committed bool
+	// Warnings say what the document will not do although one may expect it.
+	Warnings []quota.Problem
 }
 
 // applying is what the answers to Apply, Delete and Rollback have in common.
@@ -99,7 +101,7 @@ func newApplied(m applying) (*Applied, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Applied{wire{m}, toRevision(m.GetRevision()), diff, m.GetCommitted()}, nil
+	return &Applied{wire: wire{m}, Revision: toRevision(m.GetRevision()), Diff: diff, Committed: m.GetCommitted()}, nil
 }
 
 // Apply commits a whole set or a patch.
@@ -111,7 +113,12 @@ func (c *PolicyClient) Apply(ctx context.Context, ch Change) (*Applied, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newApplied(m)
+	applied, err := newApplied(m)
+	if err != nil {
+		return nil, err
+	}
+	applied.Warnings = toProblems(m.GetWarnings())
+	return applied, nil
 }
 
 // Delete removes the policies that the change names in Delete.
@@ -152,6 +159,8 @@ type Validation struct {
 	Policies int
 	// Err is nil for a valid document.
 	Err *quota.DocumentError
+	// Warnings say what a valid document will not do although one may expect it.
+	Warnings []quota.Problem
 }
 
 // Validate reads a document and lists every problem.
@@ -160,7 +169,7 @@ func (c *PolicyClient) Validate(ctx context.Context, document []byte) (*Validati
 	if err != nil {
 		return nil, err
 	}
-	v := &Validation{wire: wire{m}, Policies: int(m.GetPolicies())}
+	v := &Validation{wire: wire{m}, Policies: int(m.GetPolicies()), Warnings: toProblems(m.GetWarnings())}
 	if !m.GetValid() {
 		v.Err = &quota.DocumentError{Problems: toProblems(m.GetProblems()), Omitted: int(m.GetOmitted())}
 	}

@@ -837,7 +837,9 @@ type ApplyResponse struct {
 	// Diff to the set before.
 	Diff *PolicyDiff `protobuf:"bytes,2,opt,name=diff,proto3" json:"diff,omitempty"`
 	// Committed is false in a dry run and when there was nothing to change.
-	Committed     bool `protobuf:"varint,3,opt,name=committed,proto3" json:"committed,omitempty"`
+	Committed bool `protobuf:"varint,3,opt,name=committed,proto3" json:"committed,omitempty"`
+	// Warnings about the document, as in ValidateResponse; the first 100.
+	Warnings      []*Problem `protobuf:"bytes,4,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -891,6 +893,13 @@ func (x *ApplyResponse) GetCommitted() bool {
 		return x.Committed
 	}
 	return false
+}
+
+func (x *ApplyResponse) GetWarnings() []*Problem {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
 }
 
 // DeleteRequest removes policies.
@@ -1250,7 +1259,10 @@ type ValidateResponse struct {
 	// Omitted counts the problems beyond the first 1000.
 	Omitted int32 `protobuf:"varint,3,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	// Policies is how many a valid document holds.
-	Policies      int32 `protobuf:"varint,4,opt,name=policies,proto3" json:"policies,omitempty"`
+	Policies int32 `protobuf:"varint,4,opt,name=policies,proto3" json:"policies,omitempty"`
+	// Warnings say what is valid and will not do what may be expected, such as a limit
+	// that is too small to be split between the regions of this server.
+	Warnings      []*Problem `protobuf:"bytes,5,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1311,6 +1323,13 @@ func (x *ValidateResponse) GetPolicies() int32 {
 		return x.Policies
 	}
 	return 0
+}
+
+func (x *ValidateResponse) GetWarnings() []*Problem {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
 }
 
 // Problem is one thing that is wrong with a document.
@@ -4264,11 +4283,12 @@ const file_weir_v1_policy_proto_rawDesc = "" +
 	"\x11expected_revision\x18\x06 \x01(\x03H\x00R\x10expectedRevision\x88\x01\x01\x12\x18\n" +
 	"\aregions\x18\a \x03(\tR\aregions\x12\x16\n" +
 	"\x06author\x18\b \x01(\tR\x06authorB\x14\n" +
-	"\x12_expected_revision\"\x85\x01\n" +
+	"\x12_expected_revision\"\xb3\x01\n" +
 	"\rApplyResponse\x12-\n" +
 	"\brevision\x18\x01 \x01(\v2\x11.weir.v1.RevisionR\brevision\x12'\n" +
 	"\x04diff\x18\x02 \x01(\v2\x13.weir.v1.PolicyDiffR\x04diff\x12\x1c\n" +
-	"\tcommitted\x18\x03 \x01(\bR\tcommitted\"\xce\x01\n" +
+	"\tcommitted\x18\x03 \x01(\bR\tcommitted\x12,\n" +
+	"\bwarnings\x18\x04 \x03(\v2\x10.weir.v1.ProblemR\bwarnings\"\xce\x01\n" +
 	"\rDeleteRequest\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\tR\x03ids\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x17\n" +
@@ -4293,12 +4313,13 @@ const file_weir_v1_policy_proto_rawDesc = "" +
 	"\x04diff\x18\x02 \x01(\v2\x13.weir.v1.PolicyDiffR\x04diff\x12\x1c\n" +
 	"\tcommitted\x18\x03 \x01(\bR\tcommitted\"-\n" +
 	"\x0fValidateRequest\x12\x1a\n" +
-	"\bdocument\x18\x01 \x01(\tR\bdocument\"\x9b\x01\n" +
+	"\bdocument\x18\x01 \x01(\tR\bdocument\"\xc9\x01\n" +
 	"\x10ValidateResponse\x12\x19\n" +
 	"\x05valid\x18\x01 \x01(\bH\x00R\x05valid\x88\x01\x01\x12,\n" +
 	"\bproblems\x18\x02 \x03(\v2\x10.weir.v1.ProblemR\bproblems\x12\x18\n" +
 	"\aomitted\x18\x03 \x01(\x05R\aomitted\x12\x1a\n" +
-	"\bpolicies\x18\x04 \x01(\x05R\bpoliciesB\b\n" +
+	"\bpolicies\x18\x04 \x01(\x05R\bpolicies\x12,\n" +
+	"\bwarnings\x18\x05 \x03(\v2\x10.weir.v1.ProblemR\bwarningsB\b\n" +
 	"\x06_valid\"\x93\x01\n" +
 	"\aProblem\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
@@ -4614,100 +4635,102 @@ var file_weir_v1_policy_proto_depIdxs = []int32{
 	7,  // 13: weir.v1.PolicyChange.fields:type_name -> weir.v1.FieldChange
 	3,  // 14: weir.v1.ApplyResponse.revision:type_name -> weir.v1.Revision
 	5,  // 15: weir.v1.ApplyResponse.diff:type_name -> weir.v1.PolicyDiff
-	3,  // 16: weir.v1.DeleteResponse.revision:type_name -> weir.v1.Revision
-	5,  // 17: weir.v1.DeleteResponse.diff:type_name -> weir.v1.PolicyDiff
-	3,  // 18: weir.v1.RollbackResponse.revision:type_name -> weir.v1.Revision
-	5,  // 19: weir.v1.RollbackResponse.diff:type_name -> weir.v1.PolicyDiff
-	16, // 20: weir.v1.ValidateResponse.problems:type_name -> weir.v1.Problem
-	16, // 21: weir.v1.Problems.problems:type_name -> weir.v1.Problem
-	3,  // 22: weir.v1.Conflict.since:type_name -> weir.v1.Revision
-	0,  // 23: weir.v1.GetResponse.policy:type_name -> weir.v1.Policy
-	0,  // 24: weir.v1.ListResponse.policies:type_name -> weir.v1.Policy
-	3,  // 25: weir.v1.ListResponse.revision:type_name -> weir.v1.Revision
-	3,  // 26: weir.v1.GetRevisionResponse.revision:type_name -> weir.v1.Revision
-	3,  // 27: weir.v1.ListRevisionsResponse.revisions:type_name -> weir.v1.Revision
-	5,  // 28: weir.v1.DiffResponse.diff:type_name -> weir.v1.PolicyDiff
-	3,  // 29: weir.v1.DiffResponse.from:type_name -> weir.v1.Revision
-	3,  // 30: weir.v1.DiffResponse.to:type_name -> weir.v1.Revision
-	29, // 31: weir.v1.Override.id:type_name -> weir.v1.OverrideID
-	64, // 32: weir.v1.Override.limit:type_name -> weir.v1.Limit
-	66, // 33: weir.v1.Override.expires_at:type_name -> google.protobuf.Timestamp
-	30, // 34: weir.v1.SetOverrideRequest.override:type_name -> weir.v1.Override
-	30, // 35: weir.v1.SetOverridesRequest.overrides:type_name -> weir.v1.Override
-	29, // 36: weir.v1.GetOverrideRequest.id:type_name -> weir.v1.OverrideID
-	30, // 37: weir.v1.GetOverrideResponse.override:type_name -> weir.v1.Override
-	29, // 38: weir.v1.DeleteOverrideRequest.id:type_name -> weir.v1.OverrideID
-	29, // 39: weir.v1.DeleteOverridesRequest.ids:type_name -> weir.v1.OverrideID
-	30, // 40: weir.v1.ListOverridesResponse.overrides:type_name -> weir.v1.Override
-	45, // 41: weir.v1.ListAuditResponse.entries:type_name -> weir.v1.AuditEntry
-	66, // 42: weir.v1.AuditEntry.happened_at:type_name -> google.protobuf.Timestamp
-	46, // 43: weir.v1.WatchPoliciesRequest.known:type_name -> weir.v1.WatchPosition
-	46, // 44: weir.v1.WatchPoliciesResponse.position:type_name -> weir.v1.WatchPosition
-	49, // 45: weir.v1.WatchPoliciesResponse.policies:type_name -> weir.v1.PolicySet
-	50, // 46: weir.v1.WatchPoliciesResponse.overrides:type_name -> weir.v1.OverridePart
-	51, // 47: weir.v1.WatchPoliciesResponse.changes:type_name -> weir.v1.OverrideChanges
-	53, // 48: weir.v1.WatchPoliciesResponse.heartbeat:type_name -> weir.v1.Heartbeat
-	3,  // 49: weir.v1.PolicySet.revision:type_name -> weir.v1.Revision
-	0,  // 50: weir.v1.PolicySet.policies:type_name -> weir.v1.Policy
-	30, // 51: weir.v1.OverridePart.overrides:type_name -> weir.v1.Override
-	52, // 52: weir.v1.OverrideChanges.changes:type_name -> weir.v1.OverrideChange
-	29, // 53: weir.v1.OverrideChange.id:type_name -> weir.v1.OverrideID
-	30, // 54: weir.v1.OverrideChange.override:type_name -> weir.v1.Override
-	65, // 55: weir.v1.Heartbeat.interval:type_name -> google.protobuf.Duration
-	66, // 56: weir.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
-	66, // 57: weir.v1.Token.created_at:type_name -> google.protobuf.Timestamp
-	66, // 58: weir.v1.Token.expires_at:type_name -> google.protobuf.Timestamp
-	66, // 59: weir.v1.Token.revoked_at:type_name -> google.protobuf.Timestamp
-	66, // 60: weir.v1.CreateTokenRequest.expires_at:type_name -> google.protobuf.Timestamp
-	56, // 61: weir.v1.CreateTokenResponse.token:type_name -> weir.v1.Token
-	56, // 62: weir.v1.ListTokensResponse.tokens:type_name -> weir.v1.Token
-	8,  // 63: weir.v1.PolicyService.Apply:input_type -> weir.v1.ApplyRequest
-	10, // 64: weir.v1.PolicyService.Delete:input_type -> weir.v1.DeleteRequest
-	12, // 65: weir.v1.PolicyService.Rollback:input_type -> weir.v1.RollbackRequest
-	14, // 66: weir.v1.PolicyService.Validate:input_type -> weir.v1.ValidateRequest
-	19, // 67: weir.v1.PolicyService.Get:input_type -> weir.v1.GetRequest
-	21, // 68: weir.v1.PolicyService.List:input_type -> weir.v1.ListRequest
-	23, // 69: weir.v1.PolicyService.GetRevision:input_type -> weir.v1.GetRevisionRequest
-	25, // 70: weir.v1.PolicyService.ListRevisions:input_type -> weir.v1.ListRevisionsRequest
-	27, // 71: weir.v1.PolicyService.Diff:input_type -> weir.v1.DiffRequest
-	31, // 72: weir.v1.PolicyService.SetOverride:input_type -> weir.v1.SetOverrideRequest
-	33, // 73: weir.v1.PolicyService.SetOverrides:input_type -> weir.v1.SetOverridesRequest
-	35, // 74: weir.v1.PolicyService.GetOverride:input_type -> weir.v1.GetOverrideRequest
-	37, // 75: weir.v1.PolicyService.DeleteOverride:input_type -> weir.v1.DeleteOverrideRequest
-	39, // 76: weir.v1.PolicyService.DeleteOverrides:input_type -> weir.v1.DeleteOverridesRequest
-	41, // 77: weir.v1.PolicyService.ListOverrides:input_type -> weir.v1.ListOverridesRequest
-	43, // 78: weir.v1.PolicyService.ListAudit:input_type -> weir.v1.ListAuditRequest
-	47, // 79: weir.v1.PolicyService.WatchPolicies:input_type -> weir.v1.WatchPoliciesRequest
-	54, // 80: weir.v1.PolicyService.WhoAmI:input_type -> weir.v1.WhoAmIRequest
-	57, // 81: weir.v1.TokenService.CreateToken:input_type -> weir.v1.CreateTokenRequest
-	59, // 82: weir.v1.TokenService.ListTokens:input_type -> weir.v1.ListTokensRequest
-	61, // 83: weir.v1.TokenService.RevokeToken:input_type -> weir.v1.RevokeTokenRequest
-	9,  // 84: weir.v1.PolicyService.Apply:output_type -> weir.v1.ApplyResponse
-	11, // 85: weir.v1.PolicyService.Delete:output_type -> weir.v1.DeleteResponse
-	13, // 86: weir.v1.PolicyService.Rollback:output_type -> weir.v1.RollbackResponse
-	15, // 87: weir.v1.PolicyService.Validate:output_type -> weir.v1.ValidateResponse
-	20, // 88: weir.v1.PolicyService.Get:output_type -> weir.v1.GetResponse
-	22, // 89: weir.v1.PolicyService.List:output_type -> weir.v1.ListResponse
-	24, // 90: weir.v1.PolicyService.GetRevision:output_type -> weir.v1.GetRevisionResponse
-	26, // 91: weir.v1.PolicyService.ListRevisions:output_type -> weir.v1.ListRevisionsResponse
-	28, // 92: weir.v1.PolicyService.Diff:output_type -> weir.v1.DiffResponse
-	32, // 93: weir.v1.PolicyService.SetOverride:output_type -> weir.v1.SetOverrideResponse
-	34, // 94: weir.v1.PolicyService.SetOverrides:output_type -> weir.v1.SetOverridesResponse
-	36, // 95: weir.v1.PolicyService.GetOverride:output_type -> weir.v1.GetOverrideResponse
-	38, // 96: weir.v1.PolicyService.DeleteOverride:output_type -> weir.v1.DeleteOverrideResponse
-	40, // 97: weir.v1.PolicyService.DeleteOverrides:output_type -> weir.v1.DeleteOverridesResponse
-	42, // 98: weir.v1.PolicyService.ListOverrides:output_type -> weir.v1.ListOverridesResponse
-	44, // 99: weir.v1.PolicyService.ListAudit:output_type -> weir.v1.ListAuditResponse
-	48, // 100: weir.v1.PolicyService.WatchPolicies:output_type -> weir.v1.WatchPoliciesResponse
-	55, // 101: weir.v1.PolicyService.WhoAmI:output_type -> weir.v1.WhoAmIResponse
-	58, // 102: weir.v1.TokenService.CreateToken:output_type -> weir.v1.CreateTokenResponse
-	60, // 103: weir.v1.TokenService.ListTokens:output_type -> weir.v1.ListTokensResponse
-	62, // 104: weir.v1.TokenService.RevokeToken:output_type -> weir.v1.RevokeTokenResponse
-	84, // [84:105] is the sub-list for method output_type
-	63, // [63:84] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	16, // 16: weir.v1.ApplyResponse.warnings:type_name -> weir.v1.Problem
+	3,  // 17: weir.v1.DeleteResponse.revision:type_name -> weir.v1.Revision
+	5,  // 18: weir.v1.DeleteResponse.diff:type_name -> weir.v1.PolicyDiff
+	3,  // 19: weir.v1.RollbackResponse.revision:type_name -> weir.v1.Revision
+	5,  // 20: weir.v1.RollbackResponse.diff:type_name -> weir.v1.PolicyDiff
+	16, // 21: weir.v1.ValidateResponse.problems:type_name -> weir.v1.Problem
+	16, // 22: weir.v1.ValidateResponse.warnings:type_name -> weir.v1.Problem
+	16, // 23: weir.v1.Problems.problems:type_name -> weir.v1.Problem
+	3,  // 24: weir.v1.Conflict.since:type_name -> weir.v1.Revision
+	0,  // 25: weir.v1.GetResponse.policy:type_name -> weir.v1.Policy
+	0,  // 26: weir.v1.ListResponse.policies:type_name -> weir.v1.Policy
+	3,  // 27: weir.v1.ListResponse.revision:type_name -> weir.v1.Revision
+	3,  // 28: weir.v1.GetRevisionResponse.revision:type_name -> weir.v1.Revision
+	3,  // 29: weir.v1.ListRevisionsResponse.revisions:type_name -> weir.v1.Revision
+	5,  // 30: weir.v1.DiffResponse.diff:type_name -> weir.v1.PolicyDiff
+	3,  // 31: weir.v1.DiffResponse.from:type_name -> weir.v1.Revision
+	3,  // 32: weir.v1.DiffResponse.to:type_name -> weir.v1.Revision
+	29, // 33: weir.v1.Override.id:type_name -> weir.v1.OverrideID
+	64, // 34: weir.v1.Override.limit:type_name -> weir.v1.Limit
+	66, // 35: weir.v1.Override.expires_at:type_name -> google.protobuf.Timestamp
+	30, // 36: weir.v1.SetOverrideRequest.override:type_name -> weir.v1.Override
+	30, // 37: weir.v1.SetOverridesRequest.overrides:type_name -> weir.v1.Override
+	29, // 38: weir.v1.GetOverrideRequest.id:type_name -> weir.v1.OverrideID
+	30, // 39: weir.v1.GetOverrideResponse.override:type_name -> weir.v1.Override
+	29, // 40: weir.v1.DeleteOverrideRequest.id:type_name -> weir.v1.OverrideID
+	29, // 41: weir.v1.DeleteOverridesRequest.ids:type_name -> weir.v1.OverrideID
+	30, // 42: weir.v1.ListOverridesResponse.overrides:type_name -> weir.v1.Override
+	45, // 43: weir.v1.ListAuditResponse.entries:type_name -> weir.v1.AuditEntry
+	66, // 44: weir.v1.AuditEntry.happened_at:type_name -> google.protobuf.Timestamp
+	46, // 45: weir.v1.WatchPoliciesRequest.known:type_name -> weir.v1.WatchPosition
+	46, // 46: weir.v1.WatchPoliciesResponse.position:type_name -> weir.v1.WatchPosition
+	49, // 47: weir.v1.WatchPoliciesResponse.policies:type_name -> weir.v1.PolicySet
+	50, // 48: weir.v1.WatchPoliciesResponse.overrides:type_name -> weir.v1.OverridePart
+	51, // 49: weir.v1.WatchPoliciesResponse.changes:type_name -> weir.v1.OverrideChanges
+	53, // 50: weir.v1.WatchPoliciesResponse.heartbeat:type_name -> weir.v1.Heartbeat
+	3,  // 51: weir.v1.PolicySet.revision:type_name -> weir.v1.Revision
+	0,  // 52: weir.v1.PolicySet.policies:type_name -> weir.v1.Policy
+	30, // 53: weir.v1.OverridePart.overrides:type_name -> weir.v1.Override
+	52, // 54: weir.v1.OverrideChanges.changes:type_name -> weir.v1.OverrideChange
+	29, // 55: weir.v1.OverrideChange.id:type_name -> weir.v1.OverrideID
+	30, // 56: weir.v1.OverrideChange.override:type_name -> weir.v1.Override
+	65, // 57: weir.v1.Heartbeat.interval:type_name -> google.protobuf.Duration
+	66, // 58: weir.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
+	66, // 59: weir.v1.Token.created_at:type_name -> google.protobuf.Timestamp
+	66, // 60: weir.v1.Token.expires_at:type_name -> google.protobuf.Timestamp
+	66, // 61: weir.v1.Token.revoked_at:type_name -> google.protobuf.Timestamp
+	66, // 62: weir.v1.CreateTokenRequest.expires_at:type_name -> google.protobuf.Timestamp
+	56, // 63: weir.v1.CreateTokenResponse.token:type_name -> weir.v1.Token
+	56, // 64: weir.v1.ListTokensResponse.tokens:type_name -> weir.v1.Token
+	8,  // 65: weir.v1.PolicyService.Apply:input_type -> weir.v1.ApplyRequest
+	10, // 66: weir.v1.PolicyService.Delete:input_type -> weir.v1.DeleteRequest
+	12, // 67: weir.v1.PolicyService.Rollback:input_type -> weir.v1.RollbackRequest
+	14, // 68: weir.v1.PolicyService.Validate:input_type -> weir.v1.ValidateRequest
+	19, // 69: weir.v1.PolicyService.Get:input_type -> weir.v1.GetRequest
+	21, // 70: weir.v1.PolicyService.List:input_type -> weir.v1.ListRequest
+	23, // 71: weir.v1.PolicyService.GetRevision:input_type -> weir.v1.GetRevisionRequest
+	25, // 72: weir.v1.PolicyService.ListRevisions:input_type -> weir.v1.ListRevisionsRequest
+	27, // 73: weir.v1.PolicyService.Diff:input_type -> weir.v1.DiffRequest
+	31, // 74: weir.v1.PolicyService.SetOverride:input_type -> weir.v1.SetOverrideRequest
+	33, // 75: weir.v1.PolicyService.SetOverrides:input_type -> weir.v1.SetOverridesRequest
+	35, // 76: weir.v1.PolicyService.GetOverride:input_type -> weir.v1.GetOverrideRequest
+	37, // 77: weir.v1.PolicyService.DeleteOverride:input_type -> weir.v1.DeleteOverrideRequest
+	39, // 78: weir.v1.PolicyService.DeleteOverrides:input_type -> weir.v1.DeleteOverridesRequest
+	41, // 79: weir.v1.PolicyService.ListOverrides:input_type -> weir.v1.ListOverridesRequest
+	43, // 80: weir.v1.PolicyService.ListAudit:input_type -> weir.v1.ListAuditRequest
+	47, // 81: weir.v1.PolicyService.WatchPolicies:input_type -> weir.v1.WatchPoliciesRequest
+	54, // 82: weir.v1.PolicyService.WhoAmI:input_type -> weir.v1.WhoAmIRequest
+	57, // 83: weir.v1.TokenService.CreateToken:input_type -> weir.v1.CreateTokenRequest
+	59, // 84: weir.v1.TokenService.ListTokens:input_type -> weir.v1.ListTokensRequest
+	61, // 85: weir.v1.TokenService.RevokeToken:input_type -> weir.v1.RevokeTokenRequest
+	9,  // 86: weir.v1.PolicyService.Apply:output_type -> weir.v1.ApplyResponse
+	11, // 87: weir.v1.PolicyService.Delete:output_type -> weir.v1.DeleteResponse
+	13, // 88: weir.v1.PolicyService.Rollback:output_type -> weir.v1.RollbackResponse
+	15, // 89: weir.v1.PolicyService.Validate:output_type -> weir.v1.ValidateResponse
+	20, // 90: weir.v1.PolicyService.Get:output_type -> weir.v1.GetResponse
+	22, // 91: weir.v1.PolicyService.List:output_type -> weir.v1.ListResponse
+	24, // 92: weir.v1.PolicyService.GetRevision:output_type -> weir.v1.GetRevisionResponse
+	26, // 93: weir.v1.PolicyService.ListRevisions:output_type -> weir.v1.ListRevisionsResponse
+	28, // 94: weir.v1.PolicyService.Diff:output_type -> weir.v1.DiffResponse
+	32, // 95: weir.v1.PolicyService.SetOverride:output_type -> weir.v1.SetOverrideResponse
+	34, // 96: weir.v1.PolicyService.SetOverrides:output_type -> weir.v1.SetOverridesResponse
+	36, // 97: weir.v1.PolicyService.GetOverride:output_type -> weir.v1.GetOverrideResponse
+	38, // 98: weir.v1.PolicyService.DeleteOverride:output_type -> weir.v1.DeleteOverrideResponse
+	40, // 99: weir.v1.PolicyService.DeleteOverrides:output_type -> weir.v1.DeleteOverridesResponse
+	42, // 100: weir.v1.PolicyService.ListOverrides:output_type -> weir.v1.ListOverridesResponse
+	44, // 101: weir.v1.PolicyService.ListAudit:output_type -> weir.v1.ListAuditResponse
+	48, // 102: weir.v1.PolicyService.WatchPolicies:output_type -> weir.v1.WatchPoliciesResponse
+	55, // 103: weir.v1.PolicyService.WhoAmI:output_type -> weir.v1.WhoAmIResponse
+	58, // 104: weir.v1.TokenService.CreateToken:output_type -> weir.v1.CreateTokenResponse
+	60, // 105: weir.v1.TokenService.ListTokens:output_type -> weir.v1.ListTokensResponse
+	62, // 106: weir.v1.TokenService.RevokeToken:output_type -> weir.v1.RevokeTokenResponse
+	86, // [86:107] is the sub-list for method output_type
+	65, // [65:86] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_policy_proto_init() }
