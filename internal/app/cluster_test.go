@@ -158,6 +158,50 @@ policies:
 	}
 }
 
+// Case 21: with more than one node a window still ends. Two nodes are asked all the time;
+// every window admits its limit, and no more, on whichever of them.
+func TestWindowsEndWithSeveralNodes(t *testing.T) {
+	const limit, windows, window = 100, 3, time.Second
+	nodes := clusterNodes(t, 2, fmt.Sprintf(`
+policies:
+  - id: api
+    key: [tenant]
+    algorithm: sliding-log
+    scope: regional
+    limit: %d
+    window: %s
+    storeDeadline: 10s
+    onStoreFailure: closed
+`, limit, window))
+	tenant := map[string]string{"tenant": "acme"}
+	type admission struct{ asked, answered time.Time }
+	var admitted []admission
+	byNode := make([]int, len(nodes))
+	for start := time.Now(); len(admitted) < (windows+1)*limit; {
+		for i, n := range nodes {
+			asked := time.Now()
+			if check(t, n, tenant).Allowed {
+				admitted = append(admitted, admission{asked, time.Now()})
+				byNode[i]++
+			}
+		}
+		if time.Since(start) > 10*windows*window {
+			t.Fatalf("only %d were admitted in %s, %v by node", len(admitted), time.Since(start), byNode)
+		}
+	}
+	// It was decided between the two, on the store's clock.
+	for i := limit; i < len(admitted); i++ {
+		if gap := admitted[i].answered.Sub(admitted[i-limit].asked); gap < window {
+			t.Errorf("admission %d came %s after the one %d before it", i, gap, limit)
+		}
+	}
+	for i, n := range byNode {
+		if n == 0 {
+			t.Errorf("node %d admitted none", i)
+		}
+	}
+}
+
 const twoPolicies = `
 policies:
   - id: narrow
