@@ -109,12 +109,12 @@ func haveImage(ctx context.Context, image string) error {
 	return nil
 }
 
-// Close removes every container this process started. Main calls it; only a
+// Close removes every container and binary this process made. Main calls it; only a
 // program that is no test has to. A backend asked for afterwards is not started again.
 func Close() error {
 	running.mu.Lock()
 	defer running.mu.Unlock()
-	var errs []error
+	errs := []error{removeBinaries()}
 	for _, c := range running.containers {
 		errs = append(errs, remove(c))
 	}

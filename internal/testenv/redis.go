@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -174,6 +175,42 @@ func (c *Cluster) healthy(ctx context.Context) error {
 // reached through package lua, which follows redirections.
 func (c *Cluster) Do(ctx context.Context, i int, args ...string) (string, error) {
 	return command(ctx, c.Addrs[i], args...)
+}
+
+// Announce makes the primaries tell clients that they are at other addresses of
+// loopback, in the order of Addrs: those of proxies in front of them. It returns when
+// every primary says so of all. Private clusters only: other tests would follow.
+func (c *Cluster) Announce(tb testing.TB, ports []string) {
+	tb.Helper()
+	if c.node == nil {
+		tb.Fatal("testenv: announce: only nodes of a PrivateRedisCluster can be told other addresses")
+	}
+	for i, port := range ports {
+		if _, err := c.Do(tb.Context(), i, "CONFIG", "SET", "cluster-announce-port", port); err != nil {
+			tb.Fatalf("testenv: announce %s: %v", port, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(tb.Context(), 30*time.Second)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for i := range c.Addrs {
+		for {
+			slots, err := c.Do(ctx, i, "CLUSTER", "SLOTS")
+			if err == nil && all(ports, func(port string) bool { return strings.Contains(slots, port) }) {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				tb.Fatalf("testenv: node %d does not announce %v: %v\n%s", i, ports, err, slots)
+			case <-tick.C:
+			}
+		}
+	}
+}
+
+func all(list []string, holds func(string) bool) bool {
+	return !slices.ContainsFunc(list, func(s string) bool { return !holds(s) })
 }
 
 // FlushScripts makes every primary forget its cached scripts.
