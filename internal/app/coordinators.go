@@ -65,12 +65,13 @@ func (c *coordinators) Report(ctx context.Context, rep quota.Report) (quota.Inst
 			c.leader.Store(at)
 			return answer, nil
 		}
-		if !errors.Is(err, quota.ErrUnavailable) || ctx.Err() != nil {
+		if ctx.Err() != nil {
 			return answer, err
 		}
+		// Whatever is wrong with this one, another may lead.
 		failed = errors.Join(failed, err)
 	}
-	return quota.Instructions{}, fmt.Errorf("no coordinator leads: %w", failed)
+	return quota.Instructions{}, fmt.Errorf("no coordinator took the report: %w", failed)
 }
 
 // watch follows one coordinator's policies until its stream breaks; the next call

@@ -3,6 +3,7 @@ package rpc_test
 import (
 	"context"
 	"encoding/json"
+	"sync"
 	"testing"
 	"time"
 
@@ -80,6 +81,33 @@ func TestClientWithoutAServer(t *testing.T) {
 	require.NoError(t, ln.Close())
 	_, err := newClient(t, url, 0).Check(t.Context(), quota.Request{})
 	assert.ErrorIs(t, err, quota.ErrUnavailable)
+}
+
+// A proxy accepts for a server that is gone, and closes. That is nobody's cancellation:
+// whoever calls has to try elsewhere.
+func TestClientBehindAProxyWithoutAServer(t *testing.T) {
+	ln := listen(t)
+	var accepting sync.WaitGroup
+	accepting.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	})
+	t.Cleanup(func() { _ = ln.Close(); accepting.Wait() })
+	url := "http://" + ln.Addr().String()
+	_, err := newClient(t, url, 0).Check(t.Context(), quota.Request{})
+	require.ErrorIs(t, err, quota.ErrUnavailable)
+	assert.NotErrorIs(t, err, context.Canceled)
+	c, err := rpc.NewRegionClient(rpc.ClientConfig{URL: url})
+	require.NoError(t, err)
+	defer func() { _ = c.Close() }()
+	_, err = c.Report(t.Context(), quota.Report{Region: "a"})
+	require.ErrorIs(t, err, quota.ErrUnavailable)
+	assert.NotErrorIs(t, err, context.Canceled)
 }
 
 func TestClientTimeoutIsBounded(t *testing.T) {

@@ -201,7 +201,9 @@ func decodeError(operation string, err error) error {
 	}
 	switch ce.Code() {
 	case connect.CodeCanceled:
-		return fmt.Errorf("%s: %w", operation, context.Canceled)
+		// Not by this caller, see fail: the library also says so of a connection that
+		// was accepted and closed, as a proxy in front of a dead server does.
+		return fmt.Errorf("%s: %w: the connection ended: %s", operation, quota.ErrUnavailable, ce.Message())
 	case connect.CodeDeadlineExceeded:
 		return fmt.Errorf("%s: %w: %w", operation, quota.ErrUnavailable, context.DeadlineExceeded)
 	case connect.CodeUnavailable:
