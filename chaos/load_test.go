@@ -90,6 +90,8 @@ func (l *load) generate(ctx context.Context, region, stream int) {
 	var calls sync.WaitGroup
 	defer calls.Wait()
 	due, last := 0.0, time.Now()
+	// A call is not cut short when the load stops: what was admitted must be known.
+	unhurried := context.WithoutCancel(ctx)
 	for {
 		select {
 		case <-ctx.Done():
@@ -102,7 +104,7 @@ func (l *load) generate(ctx context.Context, region, stream int) {
 			select {
 			case slots <- struct{}{}:
 				calls.Go(func() {
-					l.call(region, stream)
+					l.call(unhurried, region, stream)
 					<-slots
 				})
 			default:
@@ -111,12 +113,11 @@ func (l *load) generate(ctx context.Context, region, stream int) {
 	}
 }
 
-// call makes one check. It is not cut short when the load stops: what was admitted must
-// be known.
-func (l *load) call(region, stream int) {
+// call makes one check.
+func (l *load) call(ctx context.Context, region, stream int) {
 	request := quota.Request{Attributes: l.streams[stream].attributes(), Cost: quota.Token}
 	sent := l.w.now()
-	answer, err := l.w.sites[region].client.Check(context.Background(), request)
+	answer, err := l.w.sites[region].client.Check(ctx, request)
 	answered := l.w.now() + 1
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,7 +187,7 @@ func (l *load) quantile(q float64, from, to int64) time.Duration {
 // move changes the rates at random until the load stops: from one hot region over all
 // at once to nobody, which lets the buckets fill, and up to four times the limit.
 func (l *load) move(seed uint64) {
-	r := rand.New(rand.NewPCG(seed, 2)) //nolint:gosec // nothing secret, and it must be repeatable
+	r := rand.New(rand.NewPCG(seed, 2))
 	ctx, cancel := context.WithCancel(context.Background())
 	l.w.tb.Cleanup(cancel)
 	l.done.Go(func() {

@@ -43,7 +43,7 @@ func seeded(tb testing.TB) *rand.Rand {
 	tb.Helper()
 	seed := number(tb, envSeed, rand.Uint64N(1_000_000))
 	tb.Logf("%s=%d repeats the choices of this run", envSeed, seed)
-	return rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // nothing secret, and it must be repeatable
+	return rand.New(rand.NewPCG(seed, 1))
 }
 
 func number(tb testing.TB, name string, otherwise uint64) uint64 {
@@ -80,7 +80,7 @@ func publish(tb testing.TB, text string) {
 	if path == "" {
 		return
 	}
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600) //nolint:gosec // whoever runs the tests names the file
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		tb.Errorf("%s: %v", envReport, err)
 		return

@@ -2,6 +2,7 @@ package chaos_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 )
@@ -88,7 +89,8 @@ func TestCoordinatorsAndPostgresAway(t *testing.T) {
 		}
 	}
 	judgeShares(t, w, shares)
-	text := fmt.Sprintf("Coordinators and Postgres away for %s: %d checks, %d denied, %d failed; the same time before: %d checks, %d denied.\n\n",
+	var text strings.Builder
+	fmt.Fprintf(&text, "Coordinators and Postgres away for %s: %d checks, %d denied, %d failed; the same time before: %d checks, %d denied.\n\n",
 		span, away.calls, away.denied, away.failed+away.undecided, before.calls, before.denied)
 	for _, q := range []struct {
 		name string
@@ -97,13 +99,14 @@ func TestCoordinatorsAndPostgresAway(t *testing.T) {
 		floor time.Duration
 	}{{"p50", 0.5, 5 * time.Millisecond}, {"p99", 0.99, 40 * time.Millisecond}} {
 		was, is := load.quantile(q.at, beforeFrom, beforeTo), load.quantile(q.at, awayFrom, awayTo)
-		text += fmt.Sprintf("%s %s before, %s during (x %.2f). ", q.name, was, is, float64(is)/float64(max(was, 1)))
+		fmt.Fprintf(&text, "%s %s before, %s during (x %.2f). ", q.name, was, is, float64(is)/float64(max(was, 1)))
 		// What waits for a coordinator waits for a refused connection, or for seconds.
 		if is > 3*max(was, q.floor) {
 			t.Errorf("%s: %s during the outage, %s before", q.name, is, was)
 		}
 	}
-	publish(t, text+fmt.Sprintf("Shares moved again %.1f s after the return.\n", moved.took().Seconds()))
+	fmt.Fprintf(&text, "Shares moved again %.1f s after the return.\n", moved.took().Seconds())
+	publish(t, text.String())
 }
 
 // undisturbed waits until two seconds have gone by without a denial.

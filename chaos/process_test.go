@@ -53,7 +53,7 @@ func (p *process) launch(tb testing.TB) {
 	tb.Helper()
 	binary := testenv.Binary(tb, "github.com/weirhq/weir/cmd/weir")
 	// Not tb.Context(): that ends before the cleanup.
-	p.cmd = exec.CommandContext(context.Background(), binary, p.args...) //nolint:gosec // it was built a moment ago
+	p.cmd = exec.CommandContext(context.Background(), binary, p.args...)
 	p.cmd.SysProcAttr = ownGroup()
 	logs, err := p.cmd.StderrPipe()
 	if err != nil {

@@ -44,6 +44,7 @@ func TestEnvelopeHoldsThroughFaults(t *testing.T) {
 		from := w.now()
 		pause(t, between(r, 200*time.Millisecond, 1500*time.Millisecond))
 		recovered := faults[i].strike(w, shares, r)
+		t.Logf("%s: recovered after %s", faults[i].name, recovered.took().Round(time.Millisecond))
 		pause(t, settle)
 		all = append(all, round{i, from, w.now(), recovered})
 	}

@@ -148,7 +148,7 @@ func (w *world) run(args ...string) {
 	ctx, cancel := context.WithTimeout(w.tb.Context(), time.Minute)
 	defer cancel()
 	binary := testenv.Binary(w.tb, "github.com/weirhq/weir/cmd/weir")
-	if out, err := exec.CommandContext(ctx, binary, args...).CombinedOutput(); err != nil { //nolint:gosec // it was built a moment ago
+	if out, err := exec.CommandContext(ctx, binary, args...).CombinedOutput(); err != nil {
 		w.tb.Fatalf("weir %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 }
@@ -275,17 +275,21 @@ func (w *world) status(i int) (s status) {
 	return s
 }
 
+// hearsAll says whether a coordinator leads and has heard every region since it does.
+func (w *world) hearsAll(s status) bool {
+	all := s.Leadership.Serving
+	for _, site := range w.sites {
+		all = all && !s.heard(site.name).IsZero()
+	}
+	return all
+}
+
 // leader waits until a coordinator leads and has heard all regions.
 func (w *world) leader() (index int, s status) {
 	index = -1
 	eventually(w.tb, "a coordinator leads and hears all regions", func() bool {
 		for i := range w.coordinators {
-			s = w.status(i)
-			all := s.Leadership.Serving
-			for _, site := range w.sites {
-				all = all && !s.heard(site.name).IsZero()
-			}
-			if all {
+			if s = w.status(i); w.hearsAll(s) {
 				index = i
 				return true
 			}

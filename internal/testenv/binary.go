@@ -44,7 +44,7 @@ func Binary(tb testing.TB, pkg string) string {
 
 func build(pkg string) (string, error) {
 	if binaries.dir == "" {
-		dir, err := os.MkdirTemp("", "weir-test-") //nolint:usetesting // it lives for the whole process, not for one test
+		dir, err := os.MkdirTemp("", "weir-test-")
 		if err != nil {
 			return "", err
 		}
