@@ -33,7 +33,12 @@ bench: ## run the Go benchmarks, one package at a time
 	go test -p 1 -run '^$$' -bench . -benchmem ./...
 
 soak: ## run the outage tests at full length (a minute each instead of seconds)
-	@WEIR_TEST_OUTAGE=60s scripts/test.sh -run 'Away' ./internal/app
+	@WEIR_TEST_OUTAGE=60s scripts/test.sh -run 'Away' ./internal/app ./chaos
+
+chaos: ## break real processes and networks twenty times in each way and print the tables (half an hour)
+	@rm -f bin/chaos.md && mkdir -p bin
+	@WEIR_CHAOS_ROUNDS=20 WEIR_CHAOS_REPORT=$(CURDIR)/bin/chaos.md WEIR_TEST_OUTAGE=60s scripts/test.sh -timeout 90m ./chaos; \
+		code=$$?; cat bin/chaos.md; exit $$code
 
 fuzz: ## fuzz each parser for five minutes
 	go test -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 5m ./policystore/document

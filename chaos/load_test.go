@@ -184,45 +184,57 @@ func (l *load) quantile(q float64, from, to int64) time.Duration {
 	return took[int(q*float64(len(took)-1))]
 }
 
-// move changes the rates at random until the load stops: from one hot region over all
-// at once to nobody, which lets the buckets fill, and up to four times the limit.
+// move changes the rates at random until the load stops. Mostly one region has nearly
+// all of the demand, and never the same one twice, long enough for shares to follow. In
+// between nobody asks for anything, which fills the buckets, and then all for much at
+// once: that is when shares given twice would show most. Keys of one policy move
+// together, different policies on their own.
 func (l *load) move(seed uint64) {
-	r := rand.New(rand.NewPCG(seed, 2))
 	ctx, cancel := context.WithCancel(context.Background())
-	l.w.tb.Cleanup(cancel)
-	l.done.Go(func() {
-		l.mix(r)
-		for {
-			timer := time.NewTimer(between(r, 400*time.Millisecond, 2*time.Second))
-			select {
-			case <-ctx.Done():
-			case <-timer.C:
-				l.mix(r)
-				continue
-			}
-			timer.Stop()
-			return
-		}
-	})
 	stop := l.cancel
 	l.cancel = func() { cancel(); stop() }
+	for k, p := range l.w.set {
+		r := rand.New(rand.NewPCG(seed, uint64(k)))
+		l.done.Go(func() {
+			for hot, idle := r.IntN(len(l.w.sites)), true; ; {
+				hot, idle = l.mix(r, p, hot, idle)
+				timer := time.NewTimer(between(r, 1500*time.Millisecond, 4*time.Second))
+				select {
+				case <-timer.C:
+					continue
+				case <-ctx.Done():
+				}
+				timer.Stop()
+				return
+			}
+		})
+	}
 }
 
-func (l *load) mix(r *rand.Rand) {
+// mix sets new rates for the keys of a policy and returns which region is hot and
+// whether nobody asks for anything.
+func (l *load) mix(r *rand.Rand, p *quota.Policy, hot int, wasIdle bool) (nowHot int, idle bool) {
+	limit := float64(p.Limit.Refill.Whole()) / p.Limit.Period.Seconds()
+	if p.Algorithm == quota.SlidingLog {
+		limit = float64(p.Limit.Capacity.Whole()) / p.Limit.Period.Seconds()
+	}
+	parts, total := []float64{1. / 3, 1. / 3, 1. / 3}, limit*(1+3*r.Float64())
+	switch idle = !wasIdle && r.IntN(4) == 0; {
+	case idle:
+		total = 0
+	case wasIdle:
+		total = limit * 4
+	default:
+		hot = (hot + 1 + r.IntN(len(l.w.sites)-1)) % len(l.w.sites)
+		parts = []float64{0.05, 0.05, 0.05}
+		parts[hot] = 0.9
+	}
 	for k, s := range l.streams {
-		perSecond := l.w.policy(s.policy).Limit.Share().Capacity.Whole()
-		if p := l.w.policy(s.policy); p.Algorithm == quota.SlidingLog {
-			perSecond = int64(float64(perSecond) / p.Limit.Period.Seconds())
-		}
-		total := float64(perSecond) * []float64{0, 0.95, 2, 3, 3, 4}[r.IntN(6)]
-		parts := []float64{1. / 3, 1. / 3, 1. / 3}
-		if r.IntN(2) == 0 {
-			hot := r.IntN(3)
-			parts = []float64{0.05, 0.05, 0.05}
-			parts[hot] = 0.9
-		}
 		for i := range l.w.sites {
-			l.set(i, k, total*parts[i])
+			if s.policy == p.ID {
+				l.set(i, k, total*parts[i])
+			}
 		}
 	}
+	return hot, idle
 }
