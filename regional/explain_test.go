@@ -2,8 +2,10 @@ package regional_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/weirhq/weir/quota"
@@ -101,4 +103,54 @@ func TestLocalOverride(t *testing.T) {
 			t.Errorf("%s: admitted %d, want %d", user, admitted, want)
 		}
 	}
+}
+
+// Explain tells the share that the decision was made under, its version, and how long
+// this node has known it: on the agent's node and on the others, and while the store is away.
+func TestExplainTellsTheShareAndItsAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := with(globalBucket("p", 100, 100), failing(quota.FailLocal))
+		store := newMemStore()
+		first, second := setup(t, store, []*quota.Policy{p}), setup(t, store, []*quota.Policy{p})
+		version := int64(1)
+		co := &scribe{answer: func(_ int, r quota.Report) (quota.Instructions, error) {
+			in := quota.Instructions{Gen: r.Gen, Epoch: 1, Fresh: true}
+			if r.Epoch == 1 {
+				in.Grants = []quota.Grant{grant(p, version, 30+10*quota.Tokens(version))}
+			}
+			return in, nil
+		}}
+		startAgent(t, first, co, "n1")
+		startAgent(t, second, co, "n2")
+		tells := func(b *bundle, what string, capacity quota.Tokens, version int64, least, most time.Duration) {
+			t.Helper()
+			e, err := b.Explain(context.Background(), request())
+			if err != nil {
+				t.Fatal(err)
+			}
+			x := e.Policies[0]
+			if x.Share.Capacity != capacity*quota.Token || x.Version != version || x.ShareAge < least || x.ShareAge > most {
+				t.Errorf("%s: share %v, version %d, age %v; want %d, %d, %v to %v", what, x.Share.Capacity, x.Version, x.ShareAge, capacity, version, least, most)
+			}
+		}
+		pass(5 * time.Second)
+		tells(second, "a node that has decided nothing yet knows no age", 40, 1, 0, 0)
+		pass(30 * time.Second)
+		for i, b := range []*bundle{first, second} {
+			tells(b, fmt.Sprint("node ", i), 40, 1, 28*time.Second, 35*time.Second)
+		}
+		version = 2
+		pass(3 * time.Second)
+		for _, b := range []*bundle{first, second} {
+			b.mustCheck(t, request())
+		}
+		pass(10 * time.Second)
+		for i, b := range []*bundle{first, second} {
+			tells(b, fmt.Sprint("node ", i, ", after a new share"), 50, 2, 9*time.Second, 13*time.Second)
+		}
+		store.set(func(s *memStore) { s.before = broken })
+		for i, b := range []*bundle{first, second} {
+			tells(b, fmt.Sprint("node ", i, ", without its store"), 50, 2, 9*time.Second, 13*time.Second)
+		}
+	})
 }
