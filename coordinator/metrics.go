@@ -95,6 +95,8 @@ func newTotalsCollector(totals func() Totals) *totalsCollector {
 		func(t *Totals) float64 { return float64(t.DrainingShares) })
 	add("weir_coordinator_oldest_drain_seconds", "Time since a region took a smaller share of a log that it has not drained to, the longest.",
 		func(t *Totals) float64 { return t.OldestDrain.Seconds() })
+	add("weir_coordinator_reclaimed_shares", "Shares that were taken back because a region was silent for longer than its lease.",
+		func(t *Totals) float64 { return float64(t.ReclaimedShares) })
 	pending := desc("weir_coordinator_pending_grants", "Grants that their region has not acknowledged yet, by age.", "age")
 	for i, label := range grantAgeLabels {
 		c.gauges = append(c.gauges, totalsGauge{pending, []string{label}, func(t *Totals) float64 { return float64(t.Ages[i]) }})

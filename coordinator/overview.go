@@ -54,6 +54,9 @@ type Totals struct {
 	// OldestDrain how long the longest has kept one since it took the smaller share.
 	DrainingShares int           `json:"drainingShares"`
 	OldestDrain    time.Duration `json:"oldestDrain"`
+	// ReclaimedShares is how many were taken back because a lease was over, and are
+	// with others until the region has returned.
+	ReclaimedShares int `json:"reclaimedShares"`
 }
 
 // GrantAges counts grants by how long they have not been acknowledged.
@@ -242,7 +245,9 @@ func (m *Machine) totals(now time.Time) (t Totals) {
 		t.Small += count(m.small(q))
 		t.NotEffective += count(!m.effective(q, sum, now))
 		for i := range q.rows {
-			if r := &q.rows[i]; r.draining {
+			r := &q.rows[i]
+			t.ReclaimedShares += count(r.Reclaimed)
+			if r.draining {
 				t.OldestDrain = max(t.OldestDrain, now.Sub(r.ackedAt))
 			}
 		}

@@ -262,3 +262,23 @@ weir_coordinator_small_quotas 1
 		require.Equal(t, series, count)
 	}
 }
+
+// What a silent region has lost to others shows until it has returned.
+func TestOverviewShowsWhatWasReclaimed(t *testing.T) {
+	p := strictly(perMinute("api", 900))
+	w := newLeaseWorld(t, p)
+	w.settle(three...)
+	share := func() coordinator.ShareStatus {
+		page, _ := w.machine.Splits(w.now, coordinator.SplitQuery{Region: "us-east"})
+		return page[0].Regions[0]
+	}
+	require.False(t, share().Reclaimed)
+	require.Equal(t, floorOf(p), share().Permanent)
+	require.Zero(t, w.machine.Overview(w.now).Totals.ReclaimedShares)
+	w.pass(time.Minute, "eu-west", "ap-south")
+	require.True(t, share().Reclaimed)
+	require.Equal(t, 1, w.machine.Overview(w.now).Totals.ReclaimedShares)
+	w.pass(time.Minute, three...)
+	require.False(t, share().Reclaimed)
+	require.Zero(t, w.machine.Overview(w.now).Totals.ReclaimedShares)
+}

@@ -69,6 +69,10 @@ type ShareStatus struct {
 	Acked quota.Share `json:"acked"`
 	Bound quota.Share `json:"bound"`
 	Floor quota.Share `json:"floor"`
+	// Permanent is the part of Sent that the region keeps when its lease is over: all of
+	// it in partition mode hold. Reclaimed is true when it was over, and the rest taken back.
+	Permanent quota.Share `json:"permanent"`
+	Reclaimed bool        `json:"reclaimed,omitempty"`
 	// Version is the one issued last, AckVersion the last one acknowledged.
 	Version    int64 `json:"version"`
 	AckVersion int64 `json:"ackVersion"`
@@ -115,7 +119,7 @@ func (m *Machine) shareStatus(q *splitQuota, i int, now time.Time) ShareStatus {
 	s := ShareStatus{
 		Region: m.regions[i].name, Demand: row.load.fast, Share: m.want(q, i, now), Sent: row.Sent, Acked: row.Acked,
 		Bound: m.bound(q, i), Floor: row.Floor, Version: row.Version, AckVersion: row.AckVersion, AckedAt: row.ackedAt,
-		Draining: row.draining,
+		Draining: row.draining, Permanent: row.Perm, Reclaimed: row.Reclaimed,
 	}
 	if !row.settled() {
 		s.PendingSince = row.issuedAt

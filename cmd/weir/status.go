@@ -317,6 +317,9 @@ func shareRemarks(r *rpc.ShareState) string {
 	if r.Draining {
 		out = append(out, "draining")
 	}
+	if r.Reclaimed {
+		out = append(out, "reclaimed")
+	}
 	return strings.Join(out, ", ")
 }
 

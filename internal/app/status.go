@@ -149,6 +149,7 @@ func fromSplit(q *coordinator.QuotaStatus, now time.Time) *weirv1.QuotaSplit {
 			Region: string(r.Region), DemandPerSecond: r.Demand, Share: fromShare(r.Share), Sent: fromShare(r.Sent),
 			Acked: fromShare(r.Acked), Bound: fromShare(r.Bound), Floor: fromShare(r.Floor),
 			Version: r.Version, AckVersion: r.AckVersion, Draining: r.Draining,
+			Permanent: fromShare(r.Permanent), Reclaimed: r.Reclaimed,
 		}
 		if !r.PendingSince.IsZero() {
 			share.PendingAge = durationpb.New(now.Sub(r.PendingSince))

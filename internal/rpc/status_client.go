@@ -116,10 +116,11 @@ type ShareState struct {
 	Region                      quota.Region
 	Demand                      float64
 	Share, Sent, Acked, Bound   quota.Share
-	Floor                       quota.Share
+	Floor, Permanent            quota.Share
 	Version, AckVersion         int64
 	PendingAge, ShareAge        time.Duration
 	Pending, Draining, AgeKnown bool
+	Reclaimed                   bool
 }
 
 // SplitConditions are the names of the states that ListSplits can look for.
@@ -173,6 +174,7 @@ func toSplitState(m *weirv1.QuotaSplit) SplitState {
 			Version: r.GetVersion(), AckVersion: r.GetAckVersion(),
 			PendingAge: r.GetPendingAge().AsDuration(), Pending: r.GetPendingAge() != nil,
 			ShareAge: r.GetShareAge().AsDuration(), AgeKnown: r.GetShareAge() != nil, Draining: r.GetDraining(),
+			Permanent: toShare(r.GetPermanent()), Reclaimed: r.GetReclaimed(),
 		})
 	}
 	return s

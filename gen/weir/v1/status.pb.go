@@ -916,7 +916,12 @@ type RegionSplit struct {
 	// an earlier leader.
 	ShareAge *durationpb.Duration `protobuf:"bytes,11,opt,name=share_age,json=shareAge,proto3" json:"share_age,omitempty"`
 	// Draining is true while entries of a log above the share have not left.
-	Draining      bool `protobuf:"varint,12,opt,name=draining,proto3" json:"draining,omitempty"`
+	Draining bool `protobuf:"varint,12,opt,name=draining,proto3" json:"draining,omitempty"`
+	// Permanent is the part of sent that the region keeps when its lease is over: all
+	// of it in partition mode hold.
+	Permanent *Share `protobuf:"bytes,13,opt,name=permanent,proto3" json:"permanent,omitempty"`
+	// Reclaimed is true when its lease was over and the rest was taken back.
+	Reclaimed     bool `protobuf:"varint,14,opt,name=reclaimed,proto3" json:"reclaimed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1031,6 +1036,20 @@ func (x *RegionSplit) GetShareAge() *durationpb.Duration {
 func (x *RegionSplit) GetDraining() bool {
 	if x != nil {
 		return x.Draining
+	}
+	return false
+}
+
+func (x *RegionSplit) GetPermanent() *Share {
+	if x != nil {
+		return x.Permanent
+	}
+	return nil
+}
+
+func (x *RegionSplit) GetReclaimed() bool {
+	if x != nil {
+		return x.Reclaimed
 	}
 	return false
 }
@@ -1298,7 +1317,7 @@ const file_weir_v1_status_proto_rawDesc = "" +
 	"\x05small\x18\x06 \x01(\bR\x05small\x12,\n" +
 	"\tallocated\x18\a \x01(\v2\x0e.weir.v1.ShareR\tallocated\x120\n" +
 	"\vunallocated\x18\b \x01(\v2\x0e.weir.v1.ShareR\vunallocated\x12.\n" +
-	"\aregions\x18\t \x03(\v2\x14.weir.v1.RegionSplitR\aregions\"\xd8\x03\n" +
+	"\aregions\x18\t \x03(\v2\x14.weir.v1.RegionSplitR\aregions\"\xa4\x04\n" +
 	"\vRegionSplit\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12*\n" +
 	"\x11demand_per_second\x18\x02 \x01(\x01R\x0fdemandPerSecond\x12$\n" +
@@ -1314,7 +1333,9 @@ const file_weir_v1_status_proto_rawDesc = "" +
 	" \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"pendingAge\x126\n" +
 	"\tshare_age\x18\v \x01(\v2\x19.google.protobuf.DurationR\bshareAge\x12\x1a\n" +
-	"\bdraining\x18\f \x01(\bR\bdraining\"I\n" +
+	"\bdraining\x18\f \x01(\bR\bdraining\x12,\n" +
+	"\tpermanent\x18\r \x01(\v2\x0e.weir.v1.ShareR\tpermanent\x12\x1c\n" +
+	"\treclaimed\x18\x0e \x01(\bR\treclaimed\"I\n" +
 	"\x15DistrustLedgerRequest\x12\x18\n" +
 	"\amessage\x18\x01 \x01(\tR\amessage\x12\x16\n" +
 	"\x06author\x18\x02 \x01(\tR\x06author\"\x18\n" +
@@ -1406,19 +1427,20 @@ var file_weir_v1_status_proto_depIdxs = []int32{
 	20, // 21: weir.v1.RegionSplit.floor:type_name -> weir.v1.Share
 	16, // 22: weir.v1.RegionSplit.pending_age:type_name -> google.protobuf.Duration
 	16, // 23: weir.v1.RegionSplit.share_age:type_name -> google.protobuf.Duration
-	2,  // 24: weir.v1.StatusService.GetStatus:input_type -> weir.v1.GetStatusRequest
-	7,  // 25: weir.v1.StatusService.ListSplits:input_type -> weir.v1.ListSplitsRequest
-	11, // 26: weir.v1.LedgerService.DistrustLedger:input_type -> weir.v1.DistrustLedgerRequest
-	13, // 27: weir.v1.LedgerService.TrustLedger:input_type -> weir.v1.TrustLedgerRequest
-	3,  // 28: weir.v1.StatusService.GetStatus:output_type -> weir.v1.GetStatusResponse
-	8,  // 29: weir.v1.StatusService.ListSplits:output_type -> weir.v1.ListSplitsResponse
-	12, // 30: weir.v1.LedgerService.DistrustLedger:output_type -> weir.v1.DistrustLedgerResponse
-	14, // 31: weir.v1.LedgerService.TrustLedger:output_type -> weir.v1.TrustLedgerResponse
-	28, // [28:32] is the sub-list for method output_type
-	24, // [24:28] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	20, // 24: weir.v1.RegionSplit.permanent:type_name -> weir.v1.Share
+	2,  // 25: weir.v1.StatusService.GetStatus:input_type -> weir.v1.GetStatusRequest
+	7,  // 26: weir.v1.StatusService.ListSplits:input_type -> weir.v1.ListSplitsRequest
+	11, // 27: weir.v1.LedgerService.DistrustLedger:input_type -> weir.v1.DistrustLedgerRequest
+	13, // 28: weir.v1.LedgerService.TrustLedger:input_type -> weir.v1.TrustLedgerRequest
+	3,  // 29: weir.v1.StatusService.GetStatus:output_type -> weir.v1.GetStatusResponse
+	8,  // 30: weir.v1.StatusService.ListSplits:output_type -> weir.v1.ListSplitsResponse
+	12, // 31: weir.v1.LedgerService.DistrustLedger:output_type -> weir.v1.DistrustLedgerResponse
+	14, // 32: weir.v1.LedgerService.TrustLedger:output_type -> weir.v1.TrustLedgerResponse
+	29, // [29:33] is the sub-list for method output_type
+	25, // [25:29] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_status_proto_init() }
