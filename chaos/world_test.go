@@ -145,9 +145,9 @@ func (w *world) startCoordinators() {
 
 // run runs one command to its end.
 func (w *world) run(args ...string) {
+	binary := testenv.Binary(w.tb, "github.com/weirhq/weir/cmd/weir")
 	ctx, cancel := context.WithTimeout(w.tb.Context(), time.Minute)
 	defer cancel()
-	binary := testenv.Binary(w.tb, "github.com/weirhq/weir/cmd/weir")
 	if out, err := exec.CommandContext(ctx, binary, args...).CombinedOutput(); err != nil {
 		w.tb.Fatalf("weir %s: %v\n%s", strings.Join(args, " "), err, out)
 	}

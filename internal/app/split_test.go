@@ -22,6 +22,7 @@ type world struct {
 	t       *testing.T
 	limit   quota.Share
 	c       *coordinator.Coordinator
+	gate    *gate
 	engines []*regional.Engine
 	stores  []*modelStore
 	cancel  context.CancelFunc
@@ -39,13 +40,14 @@ func newWorld(t *testing.T, p *quota.Policy, interval time.Duration) *world {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel = cancel
 	log := slog.New(slog.DiscardHandler)
+	w.gate = &gate{Ledger: ledger.NewComplete()}
 	c, err := coordinator.New(ctx, coordinator.Config{
-		Regions: threeRegions, Interval: interval, Ledger: ledger.NewComplete(), Logger: log,
+		Regions: threeRegions, Interval: interval, Ledger: w.gate, Logger: log,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.c = c
+	w.c, w.gate.Coordinator = c, c
 	if err := c.SetPolicies(1, []*quota.Policy{p}); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +69,7 @@ func newWorld(t *testing.T, p *quota.Policy, interval time.Duration) *world {
 		}
 		engine.SetIndex(index)
 		agent, err := regional.NewAgent(regional.AgentConfig{
-			Engine: engine, Dataset: store, Coordinator: c, Region: region, Node: string(region), Logger: log,
+			Engine: engine, Dataset: store, Coordinator: w.gate, Region: region, Node: string(region), Logger: log,
 		})
 		if err != nil {
 			t.Fatal(err)
