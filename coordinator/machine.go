@@ -54,8 +54,13 @@ type Machine struct {
 	started time.Time
 	latest  time.Time // of all reports
 
+	// urgent are quotas that regions have asked to be split again, too soon after the last time.
+	urgent  []*splitQuota
+	borrows Borrows
+
 	inputs []splitter.Region
 	shares []quota.Share
+	before []quota.Share
 
 	// leaseTTL is the length of leases; leasing is true when any quota has to do
 	// with them. reclaims counts shares that were taken back. See lease.go.
@@ -112,6 +117,14 @@ type splitQuota struct {
 	rows    []row
 	floors  []quota.Share
 	targets []quota.Share
+	// weights are the regions' parts of what was admitted lately, as of weightsAt.
+	weights   []float64
+	weightsAt time.Time
+	// parent is the default split of a tracked key's policy.
+	parent *splitQuota
+	// borrowedAt is when a region was last listened to, urgent whether one waits.
+	borrowedAt time.Time
+	urgent     bool
 }
 
 // row is a ledger row with what need not be durable.
@@ -130,6 +143,8 @@ type row struct {
 	// freeAt is when a reclaimed row's bound may become its permanent part.
 	freeAt   time.Time
 	load     load
+	history  history
+	appeal   appeal
 	changes  uint64
 	listed   uint64 // the report that last named the row
 	dirty    bool

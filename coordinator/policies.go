@@ -37,8 +37,7 @@ func Floor(regions []quota.Region, region quota.Region, p *quota.Policy) quota.S
 	return splitter.Floors(nil, p.Algorithm, p.Limit, p.Split.Floor(), in)[at]
 }
 
-// weight returns a region's weight. Weights from history take the place of the
-// equal ones of SplitByDemand once there is a history.
+// weight returns a region's weight as the policy states it, equal ones where it states none.
 func weight(s quota.Split, name quota.Region) float64 {
 	if s.Strategy == quota.SplitExplicit {
 		return s.Weights[name]
@@ -100,6 +99,9 @@ func sameSplit(a, b quota.Split) bool {
 
 func (m *Machine) setFloors(q *splitQuota) {
 	m.fillInputs(q, time.Time{})
+	for k := range m.inputs {
+		m.inputs[k].Weight = weight(q.split, m.inputs[k].Name)
+	}
 	m.shares = splitter.Floors(m.shares, q.algorithm, q.limit, q.split.Floor(), m.inputs)
 	m.scatter(q.floors)
 	for i := range q.rows {

@@ -88,6 +88,7 @@ func (m *Machine) Tick(now time.Time) (Rebalance, bool) {
 	m.sweep(now)
 	m.outlive(now)
 	m.reclaim(now)
+	m.borrowDue(now)
 	if now.Before(m.next) || m.recovering || !m.configured {
 		return Rebalance{}, false
 	}
@@ -98,6 +99,7 @@ func (m *Machine) Tick(now time.Time) (Rebalance, bool) {
 			continue
 		}
 		out.Quotas++
+		m.updateWeights(q, now)
 		if change, changed := m.resplit(q, now); changed {
 			out.Changes = append(out.Changes, change)
 		}
@@ -108,10 +110,14 @@ func (m *Machine) Tick(now time.Time) (Rebalance, bool) {
 
 // Next returns when Tick is due.
 func (m *Machine) Next() time.Time {
-	if at, ok := m.nextReclaim(); ok && at.Before(m.next) {
-		return at
+	next := m.next
+	if at, ok := m.nextReclaim(); ok && at.Before(next) {
+		next = at
 	}
-	return m.next
+	if at, ok := m.nextBorrow(); ok && at.Before(next) {
+		next = at
+	}
+	return next
 }
 
 // sweep forgets quotas that no region has anything of, and regions that have left.
@@ -216,7 +222,7 @@ func (m *Machine) fillInputs(q *splitQuota, now time.Time) {
 		l := &q.rows[i].load
 		l.settle(now)
 		m.inputs = append(m.inputs, splitter.Region{
-			Name: r.name, Demand: l.fast, Peak: l.peak, Floor: q.floors[i], Weight: weight(q.split, r.name),
+			Name: r.name, Demand: q.rows[i].demand(now), Peak: l.peak, Floor: q.floors[i], Weight: q.weightOf(i, r.name),
 			Present: q.targets[i], Bound: m.bound(q, i), Silent: now.Sub(r.last) > silentAfter,
 		})
 	}

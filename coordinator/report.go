@@ -144,8 +144,11 @@ func (m *Machine) takeQuota(now time.Time, r *region, q *quota.QuotaReport, newe
 	}
 	row := &sq.rows[r.index]
 	row.listed = m.reports
-	if newer {
+	if newer && q.Urgent {
+		m.urge(now, row, q.Demand)
+	} else if newer {
 		row.load.observe(q.Demand, now)
+		row.history.observe(q.Admitted, now)
 	}
 	if q.Version == 0 {
 		// The floor that the region uses may be that of an earlier limit.
