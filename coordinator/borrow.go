@@ -11,6 +11,9 @@ import (
 const (
 	// borrowGap is the least time between two splits of one quota that regions have asked for.
 	borrowGap = 200 * time.Millisecond
+	// restlessFor is how long all regions report more often after one has asked for
+	// more: who is to give learns of it in its next answer.
+	restlessFor = 5 * time.Second
 	// burstLife is how long the rate of a running second stands for demand.
 	burstLife = time.Second
 	// leastMove is the part of a limit that an urgent split must have brought a region,
@@ -54,6 +57,7 @@ func (m *Machine) urge(now time.Time, row *row, rate float64) {
 	}
 	a.burst, a.at, a.open = rate, now, true
 	m.borrows.Asked++
+	m.restless = now.Add(restlessFor)
 	q := row.quota
 	if wait := q.borrowedAt.Add(borrowGap); now.Before(wait) {
 		if !q.urgent {

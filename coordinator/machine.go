@@ -57,6 +57,8 @@ type Machine struct {
 	// urgent are quotas that regions have asked to be split again, too soon after the last time.
 	urgent  []*splitQuota
 	borrows Borrows
+	// restless is until when regions are asked to report more often.
+	restless time.Time
 
 	inputs []splitter.Region
 	shares []quota.Share

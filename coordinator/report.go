@@ -300,7 +300,7 @@ func (m *Machine) Instructions(rep quota.Report) quota.Instructions {
 	switch {
 	case len(r.outbox) > 0:
 		out.NextReport = pendingReport
-	case r.draining > 0 || (r.wanting > 0 && m.moving()):
+	case m.latest.Before(m.restless) || r.draining > 0 || (r.wanting > 0 && m.moving()):
 		out.NextReport = movingReport
 	}
 	return out

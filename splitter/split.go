@@ -17,7 +17,7 @@ const (
 	headroom = 0.10
 	// contention is how far above its demand a region may be raised when
 	// demand is above the limit.
-	contention = 1.05
+	contention = 1.02
 	// shortBand and farBand, parts of the limit, are the dead bands of hysteresis.
 	shortBand = 0.01
 	farBand   = 0.15
