@@ -48,17 +48,19 @@ func (r *row) demand(now time.Time) float64 {
 // urge takes in an urgent line of a report: the quota is split again as soon as may be.
 func (m *Machine) urge(now time.Time, row *row, rate float64) {
 	a := &row.appeal
-	if row.quota.removed || m.recovering || !m.configured {
+	q := row.quota
+	if q.removed || m.recovering || !m.configured || (q.algorithm == quota.SlidingLog && q.parent == nil) {
+		// A log's default split is given up by windows (W4): it has nothing to lend at once.
 		return
 	}
+	a.burst, a.at = rate, now // also while it rests: what it is offered is what it is offered
 	if now.Before(a.until) {
 		m.borrows.Rested++
 		return
 	}
-	a.burst, a.at, a.open = rate, now, true
+	a.open = true
 	m.borrows.Asked++
 	m.restless = now.Add(restlessFor)
-	q := row.quota
 	if wait := q.borrowedAt.Add(borrowGap); now.Before(wait) {
 		if !q.urgent {
 			q.urgent = true

@@ -120,8 +120,10 @@ type splitQuota struct {
 	floors  []quota.Share
 	targets []quota.Share
 	// weights are the regions' parts of what was admitted lately, as of weightsAt.
+	// inherited is true when the ledger knew of the quota before this machine did.
 	weights   []float64
 	weightsAt time.Time
+	inherited bool
 	// parent is the default split of a tracked key's policy.
 	parent *splitQuota
 	// borrowedAt is when a region was last listened to, urgent whether one waits.
@@ -206,7 +208,7 @@ func (m *Machine) restore(saved Row) {
 	r := &q.rows[m.byName[saved.Region].index]
 	r.Row = saved
 	r.region.sent = true
-	q.algorithm, q.limit = saved.Algorithm, saved.Limit
+	q.algorithm, q.limit, q.inherited = saved.Algorithm, saved.Limit, true
 	q.targets[r.region.index] = saved.Sent
 	q.floors[r.region.index] = saved.Floor
 	m.restoreLease(r, m.started)

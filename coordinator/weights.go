@@ -54,18 +54,14 @@ func (m *Machine) updateWeights(q *splitQuota, now time.Time) {
 		return
 	}
 	parts := m.admittedParts(q, now)
-	first := q.weights == nil
-	if first {
-		q.weights = m.presentParts(q)
-	}
-	grown := math.Pow(weightGrowth, max(0, now.Sub(q.weightsAt).Hours()))
-	if first {
-		grown = 1
-	}
-	q.weightsAt = now
 	if parts == nil {
 		return
 	}
+	if q.weights == nil {
+		q.weights, q.weightsAt = m.firstWeights(q), now
+	}
+	grown := math.Pow(weightGrowth, max(0, now.Sub(q.weightsAt).Hours()))
+	q.weightsAt = now
 	least := leastPart / float64(len(parts))
 	for i := range parts {
 		q.weights[i] = max(least, min(parts[i], q.weights[i]*grown))
@@ -94,9 +90,9 @@ func (m *Machine) admittedParts(q *splitQuota, now time.Time) []float64 {
 	return parts
 }
 
-// presentParts returns each region's part of the present split, equal ones when
-// there is none.
-func (m *Machine) presentParts(q *splitQuota) []float64 {
+// firstWeights returns each region's part of the split that an earlier leader left,
+// equal ones when there was none.
+func (m *Machine) firstWeights(q *splitQuota) []float64 {
 	parts := make([]float64, len(q.rows))
 	of := func(s quota.Share) float64 {
 		if q.limit.Refill > 0 && q.algorithm == quota.TokenBucket {
@@ -106,8 +102,10 @@ func (m *Machine) presentParts(q *splitQuota) []float64 {
 	}
 	sum := 0.0
 	for i := range q.rows {
-		parts[i] = of(q.rows[i].Sent)
-		sum += parts[i]
+		if q.inherited {
+			parts[i] = of(q.rows[i].Sent)
+			sum += parts[i]
+		}
 	}
 	for i := range parts {
 		if sum > 0 {
