@@ -196,6 +196,11 @@ func NewMachine(now time.Time, interval time.Duration, regions []quota.Region, s
 	for _, q := range m.order {
 		q.removed = true // until a policy says otherwise
 	}
+	for _, r := range m.regions {
+		// What the limits held at first went to others: a region that joins them is
+		// not fresh, and begins with empty buckets.
+		r.sent = r.sent || len(s.Rows) > 0
+	}
 	m.updateRecovering(now)
 	if s.Lossy && !m.recovering {
 		m.recovered = now // no telling how long ago that really was

@@ -105,7 +105,15 @@ func (m *Machine) setFloors(q *splitQuota) {
 	m.shares = splitter.Floors(m.shares, q.algorithm, q.limit, q.split.Floor(), m.inputs)
 	m.scatter(q.floors)
 	for i := range q.rows {
-		q.rows[i].floor = q.rows[i].floor.Max(q.floors[i])
+		row := &q.rows[i]
+		row.floor = row.floor.Max(q.floors[i])
+		// A region that loses its record uses its floor. The ledger says so, for a
+		// leader that knows of smaller floors only.
+		floor := convert(row.floor, q.limit.Period, row.Limit.Period)
+		if row.exists() && !m.regions[i].leaving && !floor.Within(row.Bound()) {
+			row.Acked = row.Acked.Max(floor)
+			m.touch(row)
+		}
 	}
 }
 

@@ -100,3 +100,41 @@ func TestNoFloorIsGrantedThatOthersStillUse(t *testing.T) {
 		}
 	}
 }
+
+// A region that joins limits which others share already begins with nothing.
+func TestARegionThatJoinsIsNotFresh(t *testing.T) {
+	p := windowed(30, 20)
+	m := coordinator.NewMachine(noon, time.Second, three, coordinator.Snapshot{
+		Epoch: 2, Rows: []coordinator.Row{settledRow(p, three[0], 30)}, Regions: []coordinator.RegionRow{{Region: three[0], Gen: "gen0"}},
+	})
+	rep := quota.Report{Region: three[1], Gen: "first", SentAt: 1, Full: true}
+	if err := m.Report(noon, rep); err != nil {
+		t.Fatal(err)
+	}
+	if m.Instructions(rep).Fresh {
+		t.Error("its floors would begin full, which others have spent")
+	}
+}
+
+// A floor that was raised is in the ledger before the region is granted it: it may be
+// in use when a leader comes that knows of a smaller one.
+func TestARaisedFloorIsInTheLedger(t *testing.T) {
+	p := windowed(38, 20)
+	few, many := settledRow(p, three[0], 3), settledRow(p, three[1], 35)
+	few.Floor = few.Sent
+	m := coordinator.NewMachine(noon, time.Second, three[:2], coordinator.Snapshot{
+		Epoch: 2, Rows: []coordinator.Row{few, many},
+		Regions: []coordinator.RegionRow{{Region: three[0], Gen: "gen0"}, {Region: three[1], Gen: "gen1"}},
+	})
+	raised := windowed(38, 60)
+	if err := m.SetPolicies(noon, 2, []*quota.Policy{raised}); err != nil {
+		t.Fatal(err)
+	}
+	floor := coordinator.Floor(three[:2], three[0], raised)
+	for _, row := range m.Pending().Rows {
+		if row.Region == three[0] && floor.Within(row.Bound()) {
+			return
+		}
+	}
+	t.Errorf("a floor of %s is not covered by what is to be committed", floor.Capacity)
+}

@@ -17,6 +17,8 @@ type account struct {
 	// policy is nil while there is none; last is what it was then.
 	policy, last *quota.Policy
 	added        int64
+	granted      bool // since it was added
+	born         int64 // counts how often it was added
 	// effective is true when the leader says that the limit is in force.
 	effective bool
 	// exact: regions report how many entries a log holds, as for one key.
@@ -50,12 +52,20 @@ func (a *account) changed(now int64, p *quota.Policy) {
 	a.settle(now)
 	a.policy, a.last, a.effective = p, p, false
 	a.window = max(a.window, p.Limit.Period.Microseconds())
-	a.capacity = max(a.capacity, float64(p.Limit.Capacity))
+	raised := max(0, float64(p.Limit.Capacity)-a.capacity)
+	a.capacity += raised
 	a.rate = max(a.rate, rateOf(p.Limit))
 	if back {
 		a.added = now
+		a.born++
 		for i := range a.keys {
 			a.keys[i].level = a.capacity // a new policy, and full
+		}
+		a.granted = false
+	}
+	if !a.granted { // what is given first is the whole of the limit
+		for i := range a.keys {
+			a.keys[i].level = min(a.capacity, a.keys[i].level+raised)
 		}
 	}
 }

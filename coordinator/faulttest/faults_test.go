@@ -67,8 +67,9 @@ func (w *world) cutOff(r *region) {
 // loseData empties the store of a region, or one stripe of it.
 func (w *world) loseData(r *region, x int) {
 	// What is lost while a ledger that has lost its rows is being made up again is a
-	// second fault of the same kind.
-	if w.recovering || w.leader == nil {
+	// second fault of the same kind; and so is a dataset that would follow a leader
+	// whose ledger is lost to all others.
+	if w.recovering || w.leader == nil || slices.ContainsFunc(w.zombies, func(l *leader) bool { return l.orphan }) {
 		return
 	}
 	w.note(quota.ID{}, r.name, "loses data")

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/weirhq/weir/coordinator"
 	"github.com/weirhq/weir/coordinator/memory"
 	"github.com/weirhq/weir/quota"
 )
@@ -97,6 +96,9 @@ func (w *world) handle(l *leader, rep quota.Report) {
 		w.note(q.ID, rep.Region, rep.Gen, "reports to", l.epoch, "in epoch", rep.Epoch, "version", q.Version, q.Share, "hold", q.Hold, q.Drained, "full", rep.Full)
 	}
 	w.grants += len(answer.Grants)
+	for _, g := range answer.Grants {
+		w.account(g.ID).granted = true
+	}
 	w.send(message{answer: &answer, region: w.region(rep.Region)})
 }
 
@@ -129,7 +131,9 @@ func (w *world) loseLedger() {
 	w.note(quota.ID{}, "the ledger is lost")
 	w.ledgersLost++
 	w.crash()
-	w.zombies = nil // what they had committed is lost with them
+	for _, l := range w.zombies {
+		l.orphan = true
+	}
 	last := quota.Epoch(0)
 	for _, r := range w.regions {
 		last = max(last, r.epoch())
@@ -140,9 +144,4 @@ func (w *world) loseLedger() {
 	}
 	w.electAt = w.now
 	w.lead()
-}
-
-// newBrain is the leader's mind: the machine, or what a mutant makes of it.
-func (m mutant) brain(w *world, l *leader, s coordinator.Snapshot) brain {
-	return coordinator.NewMachine(l.clock.time(w.now), time.Second, slices.Clone(w.names), s)
 }

@@ -1,25 +1,66 @@
 package faulttest
 
 import (
+	"slices"
+	"time"
+
+	"github.com/weirhq/weir/coordinator"
 	"github.com/weirhq/weir/quota"
 )
 
-// mutant is one way to break the protocol. The suite must notice each.
+// mutant is one way to break the protocol. The suite must notice each. None is in the
+// product: a mutant changes what goes in and out of a machine, a ledger or a store.
 type mutant struct {
+	// textbook pushes each interval's split; whatever arrives is in force.
+	textbook bool
+	// growBeforeShrink grants targets as soon as they are computed.
+	growBeforeShrink bool
+	// absentIsFull: a share that grows is full.
+	absentIsFull bool
+	// noDrain: regions report a log as drained when its share has shrunk.
+	noDrain bool
 	// noVersionCheck: regions apply whatever arrives last.
 	noVersionCheck bool
 	// noEpochCheck: regions go on listening to earlier leaders.
 	noEpochCheck bool
-	// noDrain: regions report a log as drained when its share has shrunk.
-	noDrain bool
+	// volatileLedger: each leader starts on an empty ledger.
+	volatileLedger bool
+	// notDerated: refill and windows are counted as if clocks were exact.
+	notDerated bool
 	// lossRestoresShare: a region that lost its data goes on with an even part of the limit.
 	lossRestoresShare bool
 	// sendBeforePersist: a commit's result is not waited for, and the ledger keeps nothing of some.
 	sendBeforePersist bool
-	// notDerated: refill and windows are counted as if clocks were exact.
-	notDerated bool
-	// absentIsFull: a share that grows is full.
-	absentIsFull bool
+	// ackOnReceipt: regions acknowledge grants that they apply later.
+	ackOnReceipt bool
+	// giftSurvives: what was given with a version that a lower limit replaced is given
+	// with the next.
+	giftSurvives bool
+	// giftAgain: a gift is given to each dataset of a region.
+	giftAgain bool
+	// resendsOld: a region that loses its data while its share is being taken back is
+	// sent what it had.
+	resendsOld bool
+}
+
+// brain is the mind of a leader: the machine, or what the mutant makes of it.
+func (m mutant) brain(w *world, l *leader, s coordinator.Snapshot) brain {
+	if m.textbook {
+		return newTextbook(slices.Clone(w.names), s.Epoch)
+	}
+	machine := coordinator.NewMachine(l.clock.time(w.now), time.Second, slices.Clone(w.names), s)
+	if m.growBeforeShrink || m.giftSurvives || m.giftAgain || m.resendsOld {
+		return &liar{Machine: machine, mutant: m, clock: func() time.Time { return l.clock.time(w.now) }, told: map[line]told{}}
+	}
+	return machine
+}
+
+// ownVersions is true of mutants whose stores number what they apply by themselves.
+func (m mutant) ownVersions() bool { return m.noVersionCheck || m.noEpochCheck || m.textbook }
+
+// refuses reports whether the mutant passes over a grant.
+func (m mutant) refuses(s *stripe, a *account, g quota.Grant) bool {
+	return m.noEpochCheck && g.Version <= s.versions[a.index]
 }
 
 // onGrant is what a region makes of a grant before it applies it.
@@ -27,16 +68,123 @@ func (m mutant) onGrant(s *stripe, g *quota.Grant) {
 	if m.absentIsFull {
 		g.Gift = g.Share.Capacity
 	}
-	if m.noVersionCheck || m.noEpochCheck {
+	if m.ownVersions() {
 		s.applied++
 		g.Version = s.applied
 	}
 }
 
+// onReport is what a region makes of a line before it reports it.
+func (m mutant) onReport(r *region, q *quota.QuotaReport) {
+	if m.noDrain {
+		q.Hold, q.Drained = 0, true
+	}
+	for _, in := range r.late {
+		for _, g := range in.Grants {
+			if g.ID == q.ID && g.Version > q.Version && !g.Drop {
+				q.Version, q.Share, q.Period = g.Version, g.Share, g.Limit.Period
+			}
+		}
+	}
+}
+
+// followLate follows what was acknowledged before.
+func (w *world) followLate(r *region) {
+	late := r.late
+	r.late = nil
+	for _, in := range late {
+		if in.Gen == r.gen && in.Epoch >= r.epoch() {
+			w.follow(r, in)
+		}
+	}
+}
+
+// floor is what a region begins with where it has no record.
 func (m mutant) floor(r *region, a *account) quota.Share {
 	if p := r.view[a.index]; m.lossRestoresShare && r.lost && p != nil {
 		n := quota.Tokens(len(r.names))
 		return quota.Share{Capacity: p.Limit.Capacity / n / quota.Token * quota.Token, Refill: p.Limit.Refill / n}
 	}
 	return r.floor(a)
+}
+
+// liar is a machine that grants something other than what is in its ledger, and takes
+// its acknowledgement for that of what is.
+type liar struct {
+	*coordinator.Machine
+	mutant mutant
+	clock  func() time.Time
+	told   map[line]told
+}
+
+type line struct {
+	region quota.Region
+	id     quota.ID
+}
+
+// told is what a region was told last, and what the ledger says it was.
+type told struct {
+	version     int64
+	gen         string
+	truth, said quota.Share
+	// acked is what it had before, gift what it was given and has not acknowledged.
+	acked quota.Share
+	gift  quota.Tokens
+}
+
+func (l *liar) Report(now time.Time, rep quota.Report) error {
+	rep.Quotas = slices.Clone(rep.Quotas)
+	for i := range rep.Quotas {
+		q := &rep.Quotas[i]
+		key := line{rep.Region, q.ID}
+		t, known := l.told[key]
+		if !known || q.Version != t.version || q.Version == 0 {
+			continue
+		}
+		if q.Share == t.said {
+			q.Share = t.truth
+		}
+		t.acked = q.Share
+		if !l.mutant.giftAgain {
+			t.gift = 0
+		}
+		l.told[key] = t
+	}
+	return l.Machine.Report(now, rep)
+}
+
+func (l *liar) Instructions(rep quota.Report) quota.Instructions {
+	in := l.Machine.Instructions(rep)
+	for i := range in.Grants {
+		g := &in.Grants[i]
+		t := l.told[line{rep.Region, g.ID}]
+		truth := g.Share
+		switch {
+		case g.Drop:
+		case l.mutant.growBeforeShrink:
+			g.Share = l.target(rep.Region, *g)
+		case l.mutant.resendsOld && t.gen != "" && t.gen != rep.Gen:
+			g.Share = g.Share.Max(t.acked)
+		case l.mutant.giftSurvives || l.mutant.giftAgain:
+			g.Gift = max(g.Gift, t.gift)
+		}
+		g.Permanent = g.Share
+		gen := rep.Gen
+		if l.mutant.resendsOld && t.version == g.Version && t.said != t.truth {
+			gen = t.gen // and again until it is acknowledged
+		}
+		l.told[line{rep.Region, g.ID}] = told{g.Version, gen, truth, g.Share, t.acked, max(g.Gift, t.gift)}
+	}
+	return in
+}
+
+func (l *liar) target(region quota.Region, g quota.Grant) quota.Share {
+	for _, q := range l.Status(l.clock()).Quotas {
+		for _, s := range q.Regions {
+			if q.ID == g.ID && s.Region == region {
+				return s.Share
+			}
+		}
+	}
+	return g.Share
 }

@@ -34,6 +34,9 @@ type region struct {
 	// granted record was there once.
 	lost, joined, left bool
 	had                []bool
+	// gifted is when the quota began with which a key was given its first tokens.
+	gifted []int64
+	late   []quota.Instructions // acknowledged and not yet followed, by a mutant
 }
 
 // stripe is a part of a region's store.
@@ -99,6 +102,9 @@ func (w *world) agent(r *region) {
 	}
 	if w.now < r.next || w.now < r.agentAway {
 		return
+	}
+	if w.chance(5) {
+		w.followLate(r)
 	}
 	r.next = w.now + w.between(900*time.Millisecond, 1100*time.Millisecond)
 	if r.gen == "" {
@@ -202,7 +208,7 @@ func (w *world) held(r *region, a *account) (q quota.QuotaReport, held bool) {
 			missing = true
 			continue
 		}
-		if w.mutant.noVersionCheck && one.Version > 0 {
+		if w.mutant.ownVersions() && one.Version > 0 {
 			one.Version = s.versions[a.index]
 		}
 		if !held || one.Version < q.Version {
@@ -224,9 +230,7 @@ func (w *world) held(r *region, a *account) (q quota.QuotaReport, held bool) {
 	} else {
 		q.Drained = q.Hold <= q.Share.Capacity
 	}
-	if w.mutant.noDrain {
-		q.Hold, q.Drained = 0, true
-	}
+	w.mutant.onReport(r, &q)
 	return q, held
 }
 
@@ -274,6 +278,16 @@ func (w *world) answered(m message) {
 	if in.Gen != r.gen || (in.Epoch < r.epoch() && !w.mutant.noEpochCheck) {
 		return
 	}
+	if w.mutant.ackOnReceipt && len(in.Grants) > 0 {
+		r.late = append(r.late, in)
+		r.next = w.now + tick
+		return
+	}
+	w.follow(r, in)
+}
+
+// follow does what an answer says.
+func (w *world) follow(r *region, in quota.Instructions) {
 	r.wantFull = r.wantFull || in.Full
 	if in.NextReport > 0 {
 		r.next = min(r.next, w.now+in.NextReport.Microseconds()/tick*tick)
@@ -297,6 +311,8 @@ func (w *world) answered(m message) {
 // apply applies grants to one stripe.
 func (w *world) apply(r *region, s *stripe, in quota.Instructions) {
 	grants := slices.Clone(in.Grants)
+	grants = slices.DeleteFunc(grants, func(g quota.Grant) bool { return w.mutant.refuses(s, w.account(g.ID), g) })
+	sent := slices.Clone(grants)
 	keys := make([]string, len(grants))
 	had := make([]bool, len(grants))
 	now := w.local(r)
@@ -308,7 +324,7 @@ func (w *world) apply(r *region, s *stripe, in quota.Instructions) {
 		w.mutant.onGrant(s, &grants[i])
 	}
 	epoch := in.Epoch
-	if w.mutant.noVersionCheck || w.mutant.noEpochCheck {
+	if w.mutant.ownVersions() {
 		epoch = max(epoch, s.epoch)
 	}
 	versions, err := s.model.Apply(now, 0, epoch, r.gen, keys, grants)
@@ -317,8 +333,8 @@ func (w *world) apply(r *region, s *stripe, in quota.Instructions) {
 	}
 	w.fail(err)
 	s.epoch = max(s.epoch, in.Epoch)
-	for i, g := range in.Grants {
-		if i >= len(versions) || versions[i] != grants[i].Version {
+	for i, g := range sent {
+		if versions[i] != grants[i].Version {
 			continue
 		}
 		s.versions[accounts[i].index] = g.Version

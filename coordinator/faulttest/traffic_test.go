@@ -200,7 +200,7 @@ func (w *world) usable(r *region, a *account, q quota.QuotaReport, held bool) bo
 }
 
 // minted notes the tokens that a stripe got without refill: what a new record begins
-// with, or a gift.
+// with, or a gift, of which there is one in the life of a quota.
 func (w *world) minted(r *region, s *stripe, a *account, had bool, gift quota.Tokens) {
 	if a.algorithm != quota.TokenBucket {
 		return
@@ -209,10 +209,19 @@ func (w *world) minted(r *region, s *stripe, a *account, had bool, gift quota.To
 		if r.stripe(i) != s {
 			continue
 		}
-		if had {
-			a.keys[i].spare += float64(gift)
-		} else if _, held := s.model.Report(0, shareKey(a)); held {
-			a.keys[i].spare += float64(w.acquire(r, a, i, 0, true).Level)
+		minted := float64(gift)
+		if !had {
+			if _, held := s.model.Report(0, shareKey(a)); !held {
+				continue
+			}
+			minted = float64(w.acquire(r, a, i, 0, true).Level)
 		}
+		if gift > 0 {
+			if r.gifted[a.at(i)] == a.born {
+				minted -= float64(gift)
+			}
+			r.gifted[a.at(i)] = a.born
+		}
+		a.keys[i].spare += max(0, minted)
 	}
 }

@@ -3,6 +3,7 @@ package faulttest
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -120,7 +121,7 @@ func (w *world) addAccount(i int) {
 
 func (w *world) addRegion() {
 	r := &region{name: quota.Region(fmt.Sprint("r", len(w.regions))), clock: w.newClock(), joined: w.now > 0}
-	r.had = make([]bool, len(w.accounts))
+	r.had, r.gifted = make([]bool, len(w.accounts)), make([]int64, 2*len(w.accounts))
 	r.view = make([]*quota.Policy, len(w.accounts))
 	r.appetite = make([]appetite, len(w.accounts))
 	for range 1 + w.rng.IntN(w.keys) {
@@ -147,7 +148,7 @@ func (w *world) setPolicy(a *account) {
 		if w.chance(3) {
 			l.Capacity = quota.Tokens(1+w.rng.IntN(9)) * quota.Token
 		}
-		l.Refill = quota.Tokens(1 + w.rng.IntN(400_000))
+		l.Refill = 1 + quota.Tokens(math.Exp(w.rng.Float64()*math.Log(400_000)))
 	} else {
 		part := 0.5 + w.rng.Float64()
 		l.Capacity = max(quota.Token, quota.Tokens(float64(l.Capacity)*part)/quota.Token*quota.Token)
@@ -158,6 +159,9 @@ func (w *world) setPolicy(a *account) {
 		l.Refill = 0
 		if a.last == nil {
 			l.Period = time.Duration(2+w.rng.IntN(11)) * time.Second
+			if w.chance(5) { // so long that the drift of a clock is more than a tick
+				l.Period = time.Minute
+			}
 		}
 	case a.last == nil || w.chance(4):
 		l.Period = time.Duration(1+w.rng.IntN(3)) * time.Second
@@ -248,6 +252,8 @@ type leader struct {
 	// until is when a zombie ends, fenced whether it knows.
 	until  int64
 	fenced bool
+	// orphan zombies have a ledger of their own, which others take for lost.
+	orphan bool
 }
 
 // brain is what decides about shares: a coordinator.Machine, or a mutant.
@@ -266,7 +272,14 @@ type brain interface {
 
 // elect starts a leader on the present ledger.
 func (w *world) elect() {
-	s, err := w.ledger.Load(context.Background(), 0)
+	above := quota.Epoch(0)
+	if w.mutant.volatileLedger {
+		for _, r := range w.regions {
+			above = max(above, r.epoch())
+		}
+		w.ledger = memory.NewComplete()
+	}
+	s, err := w.ledger.Load(context.Background(), above)
 	w.fail(err)
 	l := &leader{ledger: w.ledger, epoch: s.Epoch, clock: w.newClock(), config: w.config}
 	l.brain = w.mutant.brain(w, l, s)
