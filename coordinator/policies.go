@@ -111,7 +111,7 @@ func (m *Machine) setFloors(q *splitQuota) {
 		// leader that knows of smaller floors only.
 		floor := convert(row.floor, q.limit.Period, row.Limit.Period)
 		if row.exists() && !m.regions[i].leaving && !floor.Within(row.Bound()) {
-			row.Acked = row.Acked.Max(floor)
+			row.Acked, row.PermAcked = row.Acked.Max(floor), row.PermAcked.Max(floor)
 			m.touch(row)
 		}
 	}

@@ -17,7 +17,7 @@ type account struct {
 	// policy is nil while there is none; last is what it was then.
 	policy, last *quota.Policy
 	added        int64
-	granted      bool // since it was added
+	granted      bool  // since it was added
 	born         int64 // counts how often it was added
 	// effective is true when the leader says that the limit is in force.
 	effective bool
