@@ -54,10 +54,14 @@ func newOverrideSet(a *admin) *cobra.Command {
 			if o.Limit, o.Unlimited, err = n.limit(c.cmd, p.Policy); err != nil {
 				return err
 			}
-			if err := c.SetOverrides(c.cmd.Context(), e.by(a.env), o); err != nil {
+			warnings, err := c.SetOverridesWarned(c.cmd.Context(), e.by(a.env), o)
+			if err != nil {
 				return err
 			}
 			a.env.say("override %s is set", policystore.IDOf(o))
+			for _, w := range warnings {
+				a.env.say("warning: %s", w)
+			}
 			return printOverride(a, c, policystore.IDOf(o))
 		}),
 	}

@@ -106,6 +106,23 @@ func SmallLimits(text []byte, regions int) []quota.Problem {
 	return out
 }
 
+// smallOverride warns of an override that is too small to be divided. Its key has the
+// part of its own numbers that the region has of the policy's, and no whole tokens are
+// made of that: with less than one the region denies the key always.
+func smallOverride(p *quota.Policy, o *quota.Override, regions int) (quota.Problem, bool) {
+	own := *p
+	own.Limit = o.Limit
+	if o.Unlimited || !coordinator.SmallLimit(&own, regions) {
+		return quota.Problem{}, false
+	}
+	return quota.Problem{
+		Path: "limit.capacity",
+		Reason: fmt.Sprintf("%s are divided between %d regions as the limit of policy %s is; a region whose part is less than one token denies this key always",
+			o.Limit.Capacity, regions, p.ID),
+		Remedy: fmt.Sprintf("use %d or more, two for each region", 2*regions),
+	}, true
+}
+
 // field returns the first field of a mapping with the name, or nil.
 func field(n *quota.Node, name string) *quota.Node {
 	if n == nil || n.Kind != quota.MappingNode {

@@ -27,6 +27,9 @@ type PolicyConfig struct {
 	// Warn says what a valid document will not do although one may expect it. Nil
 	// never warns.
 	Warn func(document []byte) []quota.Problem
+	// WarnOverride says the same of an override of a policy; the path is that within
+	// the override. Nil never warns.
+	WarnOverride func(p *quota.Policy, o *quota.Override) (quota.Problem, bool)
 	// Instance names what the store's revision numbers and positions count. A
 	// node whose numbers are of another instance is sent everything. It is to be
 	// random for each process over a store that begins anew, and always the same

@@ -13,19 +13,25 @@ import (
 
 // SetOverrides adds or replaces overrides, all or none.
 func (c *PolicyClient) SetOverrides(ctx context.Context, by Edit, set ...quota.Override) error {
+	_, err := c.SetOverridesWarned(ctx, by, set...)
+	return err
+}
+
+// SetOverridesWarned is SetOverrides, and returns what the server warns of.
+func (c *PolicyClient) SetOverridesWarned(ctx context.Context, by Edit, set ...quota.Override) ([]quota.Problem, error) {
 	const operation = "set overrides"
 	if len(set) == 1 {
-		_, err := call(ctx, &c.conn, operation, c.policies.SetOverride, &weirv1.SetOverrideRequest{
+		res, err := call(ctx, &c.conn, operation, c.policies.SetOverride, &weirv1.SetOverrideRequest{
 			Override: fromOverride(set[0]), Message: by.Message, Author: by.Author,
 		})
-		return err
+		return toProblems(res.GetWarnings()), err
 	}
 	m := &weirv1.SetOverridesRequest{Message: by.Message, Author: by.Author}
 	for _, o := range set {
 		m.Overrides = append(m.Overrides, fromOverride(o))
 	}
-	_, err := call(ctx, &c.conn, operation, c.policies.SetOverrides, m)
-	return err
+	res, err := call(ctx, &c.conn, operation, c.policies.SetOverrides, m)
+	return toProblems(res.GetWarnings()), err
 }
 
 // OverrideInfo is one override.

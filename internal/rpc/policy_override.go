@@ -17,7 +17,9 @@ func (h *policyHandler) SetOverride(ctx context.Context, m *weirv1.SetOverrideRe
 	if err := h.setOverrides(ctx, p, by, []*weirv1.Override{m.GetOverride()}); err != nil {
 		return nil, err
 	}
-	return &weirv1.SetOverrideResponse{}, nil
+	return &weirv1.SetOverrideResponse{
+		Warnings: h.overrideWarnings(ctx, func(int) string { return "override" }, []*weirv1.Override{m.GetOverride()}),
+	}, nil
 }
 
 func (h *policyHandler) SetOverrides(ctx context.Context, m *weirv1.SetOverridesRequest) (*weirv1.SetOverridesResponse, error) {
@@ -29,7 +31,32 @@ func (h *policyHandler) SetOverrides(ctx context.Context, m *weirv1.SetOverrides
 	if err := h.setOverrides(ctx, p, by, m.GetOverrides()); err != nil {
 		return nil, err
 	}
-	return &weirv1.SetOverridesResponse{}, nil
+	at := func(i int) string { return "overrides[" + strconv.Itoa(i) + "]" }
+	return &weirv1.SetOverridesResponse{Warnings: h.overrideWarnings(ctx, at, m.GetOverrides())}, nil
+}
+
+// overrideWarnings looks at what has been set already: without an answer of the store
+// there are none.
+func (h *policyHandler) overrideWarnings(ctx context.Context, at func(i int) string, ms []*weirv1.Override) []*weirv1.Problem {
+	if h.cfg.WarnOverride == nil {
+		return nil
+	}
+	snapshot, err := h.cfg.Store.Current(ctx)
+	if err != nil {
+		return nil
+	}
+	var out []quota.Problem
+	for i, o := range toOverrides(ms) {
+		p := snapshot.Policy(o.Policy)
+		if p == nil {
+			continue
+		}
+		if warning, ok := h.cfg.WarnOverride(p, &o); ok && len(out) < maxWarnings {
+			warning.Path = at(i) + "." + warning.Path
+			out = append(out, warning)
+		}
+	}
+	return fromProblems(out)
 }
 
 func (h *policyHandler) setOverrides(ctx context.Context, p problems, by policystore.Edit, ms []*weirv1.Override) error {

@@ -2349,7 +2349,9 @@ func (x *SetOverrideRequest) GetAuthor() string {
 
 // SetOverrideResponse confirms it.
 type SetOverrideResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Warnings, as in ValidateResponse: numbers too small to be split between the regions.
+	Warnings      []*Problem `protobuf:"bytes,1,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2382,6 +2384,13 @@ func (x *SetOverrideResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use SetOverrideResponse.ProtoReflect.Descriptor instead.
 func (*SetOverrideResponse) Descriptor() ([]byte, []int) {
 	return file_weir_v1_policy_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *SetOverrideResponse) GetWarnings() []*Problem {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
 }
 
 // SetOverridesRequest adds or replaces overrides.
@@ -2450,7 +2459,9 @@ func (x *SetOverridesRequest) GetAuthor() string {
 
 // SetOverridesResponse confirms it.
 type SetOverridesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Warnings, as in SetOverrideResponse; the first 100.
+	Warnings      []*Problem `protobuf:"bytes,1,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2483,6 +2494,13 @@ func (x *SetOverridesResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use SetOverridesResponse.ProtoReflect.Descriptor instead.
 func (*SetOverridesResponse) Descriptor() ([]byte, []int) {
 	return file_weir_v1_policy_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *SetOverridesResponse) GetWarnings() []*Problem {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
 }
 
 // GetOverrideRequest names one override.
@@ -4392,13 +4410,15 @@ const file_weir_v1_policy_proto_rawDesc = "" +
 	"\x12SetOverrideRequest\x12-\n" +
 	"\boverride\x18\x01 \x01(\v2\x11.weir.v1.OverrideR\boverride\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
-	"\x06author\x18\x03 \x01(\tR\x06author\"\x15\n" +
-	"\x13SetOverrideResponse\"x\n" +
+	"\x06author\x18\x03 \x01(\tR\x06author\"C\n" +
+	"\x13SetOverrideResponse\x12,\n" +
+	"\bwarnings\x18\x01 \x03(\v2\x10.weir.v1.ProblemR\bwarnings\"x\n" +
 	"\x13SetOverridesRequest\x12/\n" +
 	"\toverrides\x18\x01 \x03(\v2\x11.weir.v1.OverrideR\toverrides\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
-	"\x06author\x18\x03 \x01(\tR\x06author\"\x16\n" +
-	"\x14SetOverridesResponse\"9\n" +
+	"\x06author\x18\x03 \x01(\tR\x06author\"D\n" +
+	"\x14SetOverridesResponse\x12,\n" +
+	"\bwarnings\x18\x01 \x03(\v2\x10.weir.v1.ProblemR\bwarnings\"9\n" +
 	"\x12GetOverrideRequest\x12#\n" +
 	"\x02id\x18\x01 \x01(\v2\x13.weir.v1.OverrideIDR\x02id\"D\n" +
 	"\x13GetOverrideResponse\x12-\n" +
@@ -4656,81 +4676,83 @@ var file_weir_v1_policy_proto_depIdxs = []int32{
 	64, // 34: weir.v1.Override.limit:type_name -> weir.v1.Limit
 	66, // 35: weir.v1.Override.expires_at:type_name -> google.protobuf.Timestamp
 	30, // 36: weir.v1.SetOverrideRequest.override:type_name -> weir.v1.Override
-	30, // 37: weir.v1.SetOverridesRequest.overrides:type_name -> weir.v1.Override
-	29, // 38: weir.v1.GetOverrideRequest.id:type_name -> weir.v1.OverrideID
-	30, // 39: weir.v1.GetOverrideResponse.override:type_name -> weir.v1.Override
-	29, // 40: weir.v1.DeleteOverrideRequest.id:type_name -> weir.v1.OverrideID
-	29, // 41: weir.v1.DeleteOverridesRequest.ids:type_name -> weir.v1.OverrideID
-	30, // 42: weir.v1.ListOverridesResponse.overrides:type_name -> weir.v1.Override
-	45, // 43: weir.v1.ListAuditResponse.entries:type_name -> weir.v1.AuditEntry
-	66, // 44: weir.v1.AuditEntry.happened_at:type_name -> google.protobuf.Timestamp
-	46, // 45: weir.v1.WatchPoliciesRequest.known:type_name -> weir.v1.WatchPosition
-	46, // 46: weir.v1.WatchPoliciesResponse.position:type_name -> weir.v1.WatchPosition
-	49, // 47: weir.v1.WatchPoliciesResponse.policies:type_name -> weir.v1.PolicySet
-	50, // 48: weir.v1.WatchPoliciesResponse.overrides:type_name -> weir.v1.OverridePart
-	51, // 49: weir.v1.WatchPoliciesResponse.changes:type_name -> weir.v1.OverrideChanges
-	53, // 50: weir.v1.WatchPoliciesResponse.heartbeat:type_name -> weir.v1.Heartbeat
-	3,  // 51: weir.v1.PolicySet.revision:type_name -> weir.v1.Revision
-	0,  // 52: weir.v1.PolicySet.policies:type_name -> weir.v1.Policy
-	30, // 53: weir.v1.OverridePart.overrides:type_name -> weir.v1.Override
-	52, // 54: weir.v1.OverrideChanges.changes:type_name -> weir.v1.OverrideChange
-	29, // 55: weir.v1.OverrideChange.id:type_name -> weir.v1.OverrideID
-	30, // 56: weir.v1.OverrideChange.override:type_name -> weir.v1.Override
-	65, // 57: weir.v1.Heartbeat.interval:type_name -> google.protobuf.Duration
-	66, // 58: weir.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
-	66, // 59: weir.v1.Token.created_at:type_name -> google.protobuf.Timestamp
-	66, // 60: weir.v1.Token.expires_at:type_name -> google.protobuf.Timestamp
-	66, // 61: weir.v1.Token.revoked_at:type_name -> google.protobuf.Timestamp
-	66, // 62: weir.v1.CreateTokenRequest.expires_at:type_name -> google.protobuf.Timestamp
-	56, // 63: weir.v1.CreateTokenResponse.token:type_name -> weir.v1.Token
-	56, // 64: weir.v1.ListTokensResponse.tokens:type_name -> weir.v1.Token
-	8,  // 65: weir.v1.PolicyService.Apply:input_type -> weir.v1.ApplyRequest
-	10, // 66: weir.v1.PolicyService.Delete:input_type -> weir.v1.DeleteRequest
-	12, // 67: weir.v1.PolicyService.Rollback:input_type -> weir.v1.RollbackRequest
-	14, // 68: weir.v1.PolicyService.Validate:input_type -> weir.v1.ValidateRequest
-	19, // 69: weir.v1.PolicyService.Get:input_type -> weir.v1.GetRequest
-	21, // 70: weir.v1.PolicyService.List:input_type -> weir.v1.ListRequest
-	23, // 71: weir.v1.PolicyService.GetRevision:input_type -> weir.v1.GetRevisionRequest
-	25, // 72: weir.v1.PolicyService.ListRevisions:input_type -> weir.v1.ListRevisionsRequest
-	27, // 73: weir.v1.PolicyService.Diff:input_type -> weir.v1.DiffRequest
-	31, // 74: weir.v1.PolicyService.SetOverride:input_type -> weir.v1.SetOverrideRequest
-	33, // 75: weir.v1.PolicyService.SetOverrides:input_type -> weir.v1.SetOverridesRequest
-	35, // 76: weir.v1.PolicyService.GetOverride:input_type -> weir.v1.GetOverrideRequest
-	37, // 77: weir.v1.PolicyService.DeleteOverride:input_type -> weir.v1.DeleteOverrideRequest
-	39, // 78: weir.v1.PolicyService.DeleteOverrides:input_type -> weir.v1.DeleteOverridesRequest
-	41, // 79: weir.v1.PolicyService.ListOverrides:input_type -> weir.v1.ListOverridesRequest
-	43, // 80: weir.v1.PolicyService.ListAudit:input_type -> weir.v1.ListAuditRequest
-	47, // 81: weir.v1.PolicyService.WatchPolicies:input_type -> weir.v1.WatchPoliciesRequest
-	54, // 82: weir.v1.PolicyService.WhoAmI:input_type -> weir.v1.WhoAmIRequest
-	57, // 83: weir.v1.TokenService.CreateToken:input_type -> weir.v1.CreateTokenRequest
-	59, // 84: weir.v1.TokenService.ListTokens:input_type -> weir.v1.ListTokensRequest
-	61, // 85: weir.v1.TokenService.RevokeToken:input_type -> weir.v1.RevokeTokenRequest
-	9,  // 86: weir.v1.PolicyService.Apply:output_type -> weir.v1.ApplyResponse
-	11, // 87: weir.v1.PolicyService.Delete:output_type -> weir.v1.DeleteResponse
-	13, // 88: weir.v1.PolicyService.Rollback:output_type -> weir.v1.RollbackResponse
-	15, // 89: weir.v1.PolicyService.Validate:output_type -> weir.v1.ValidateResponse
-	20, // 90: weir.v1.PolicyService.Get:output_type -> weir.v1.GetResponse
-	22, // 91: weir.v1.PolicyService.List:output_type -> weir.v1.ListResponse
-	24, // 92: weir.v1.PolicyService.GetRevision:output_type -> weir.v1.GetRevisionResponse
-	26, // 93: weir.v1.PolicyService.ListRevisions:output_type -> weir.v1.ListRevisionsResponse
-	28, // 94: weir.v1.PolicyService.Diff:output_type -> weir.v1.DiffResponse
-	32, // 95: weir.v1.PolicyService.SetOverride:output_type -> weir.v1.SetOverrideResponse
-	34, // 96: weir.v1.PolicyService.SetOverrides:output_type -> weir.v1.SetOverridesResponse
-	36, // 97: weir.v1.PolicyService.GetOverride:output_type -> weir.v1.GetOverrideResponse
-	38, // 98: weir.v1.PolicyService.DeleteOverride:output_type -> weir.v1.DeleteOverrideResponse
-	40, // 99: weir.v1.PolicyService.DeleteOverrides:output_type -> weir.v1.DeleteOverridesResponse
-	42, // 100: weir.v1.PolicyService.ListOverrides:output_type -> weir.v1.ListOverridesResponse
-	44, // 101: weir.v1.PolicyService.ListAudit:output_type -> weir.v1.ListAuditResponse
-	48, // 102: weir.v1.PolicyService.WatchPolicies:output_type -> weir.v1.WatchPoliciesResponse
-	55, // 103: weir.v1.PolicyService.WhoAmI:output_type -> weir.v1.WhoAmIResponse
-	58, // 104: weir.v1.TokenService.CreateToken:output_type -> weir.v1.CreateTokenResponse
-	60, // 105: weir.v1.TokenService.ListTokens:output_type -> weir.v1.ListTokensResponse
-	62, // 106: weir.v1.TokenService.RevokeToken:output_type -> weir.v1.RevokeTokenResponse
-	86, // [86:107] is the sub-list for method output_type
-	65, // [65:86] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	16, // 37: weir.v1.SetOverrideResponse.warnings:type_name -> weir.v1.Problem
+	30, // 38: weir.v1.SetOverridesRequest.overrides:type_name -> weir.v1.Override
+	16, // 39: weir.v1.SetOverridesResponse.warnings:type_name -> weir.v1.Problem
+	29, // 40: weir.v1.GetOverrideRequest.id:type_name -> weir.v1.OverrideID
+	30, // 41: weir.v1.GetOverrideResponse.override:type_name -> weir.v1.Override
+	29, // 42: weir.v1.DeleteOverrideRequest.id:type_name -> weir.v1.OverrideID
+	29, // 43: weir.v1.DeleteOverridesRequest.ids:type_name -> weir.v1.OverrideID
+	30, // 44: weir.v1.ListOverridesResponse.overrides:type_name -> weir.v1.Override
+	45, // 45: weir.v1.ListAuditResponse.entries:type_name -> weir.v1.AuditEntry
+	66, // 46: weir.v1.AuditEntry.happened_at:type_name -> google.protobuf.Timestamp
+	46, // 47: weir.v1.WatchPoliciesRequest.known:type_name -> weir.v1.WatchPosition
+	46, // 48: weir.v1.WatchPoliciesResponse.position:type_name -> weir.v1.WatchPosition
+	49, // 49: weir.v1.WatchPoliciesResponse.policies:type_name -> weir.v1.PolicySet
+	50, // 50: weir.v1.WatchPoliciesResponse.overrides:type_name -> weir.v1.OverridePart
+	51, // 51: weir.v1.WatchPoliciesResponse.changes:type_name -> weir.v1.OverrideChanges
+	53, // 52: weir.v1.WatchPoliciesResponse.heartbeat:type_name -> weir.v1.Heartbeat
+	3,  // 53: weir.v1.PolicySet.revision:type_name -> weir.v1.Revision
+	0,  // 54: weir.v1.PolicySet.policies:type_name -> weir.v1.Policy
+	30, // 55: weir.v1.OverridePart.overrides:type_name -> weir.v1.Override
+	52, // 56: weir.v1.OverrideChanges.changes:type_name -> weir.v1.OverrideChange
+	29, // 57: weir.v1.OverrideChange.id:type_name -> weir.v1.OverrideID
+	30, // 58: weir.v1.OverrideChange.override:type_name -> weir.v1.Override
+	65, // 59: weir.v1.Heartbeat.interval:type_name -> google.protobuf.Duration
+	66, // 60: weir.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
+	66, // 61: weir.v1.Token.created_at:type_name -> google.protobuf.Timestamp
+	66, // 62: weir.v1.Token.expires_at:type_name -> google.protobuf.Timestamp
+	66, // 63: weir.v1.Token.revoked_at:type_name -> google.protobuf.Timestamp
+	66, // 64: weir.v1.CreateTokenRequest.expires_at:type_name -> google.protobuf.Timestamp
+	56, // 65: weir.v1.CreateTokenResponse.token:type_name -> weir.v1.Token
+	56, // 66: weir.v1.ListTokensResponse.tokens:type_name -> weir.v1.Token
+	8,  // 67: weir.v1.PolicyService.Apply:input_type -> weir.v1.ApplyRequest
+	10, // 68: weir.v1.PolicyService.Delete:input_type -> weir.v1.DeleteRequest
+	12, // 69: weir.v1.PolicyService.Rollback:input_type -> weir.v1.RollbackRequest
+	14, // 70: weir.v1.PolicyService.Validate:input_type -> weir.v1.ValidateRequest
+	19, // 71: weir.v1.PolicyService.Get:input_type -> weir.v1.GetRequest
+	21, // 72: weir.v1.PolicyService.List:input_type -> weir.v1.ListRequest
+	23, // 73: weir.v1.PolicyService.GetRevision:input_type -> weir.v1.GetRevisionRequest
+	25, // 74: weir.v1.PolicyService.ListRevisions:input_type -> weir.v1.ListRevisionsRequest
+	27, // 75: weir.v1.PolicyService.Diff:input_type -> weir.v1.DiffRequest
+	31, // 76: weir.v1.PolicyService.SetOverride:input_type -> weir.v1.SetOverrideRequest
+	33, // 77: weir.v1.PolicyService.SetOverrides:input_type -> weir.v1.SetOverridesRequest
+	35, // 78: weir.v1.PolicyService.GetOverride:input_type -> weir.v1.GetOverrideRequest
+	37, // 79: weir.v1.PolicyService.DeleteOverride:input_type -> weir.v1.DeleteOverrideRequest
+	39, // 80: weir.v1.PolicyService.DeleteOverrides:input_type -> weir.v1.DeleteOverridesRequest
+	41, // 81: weir.v1.PolicyService.ListOverrides:input_type -> weir.v1.ListOverridesRequest
+	43, // 82: weir.v1.PolicyService.ListAudit:input_type -> weir.v1.ListAuditRequest
+	47, // 83: weir.v1.PolicyService.WatchPolicies:input_type -> weir.v1.WatchPoliciesRequest
+	54, // 84: weir.v1.PolicyService.WhoAmI:input_type -> weir.v1.WhoAmIRequest
+	57, // 85: weir.v1.TokenService.CreateToken:input_type -> weir.v1.CreateTokenRequest
+	59, // 86: weir.v1.TokenService.ListTokens:input_type -> weir.v1.ListTokensRequest
+	61, // 87: weir.v1.TokenService.RevokeToken:input_type -> weir.v1.RevokeTokenRequest
+	9,  // 88: weir.v1.PolicyService.Apply:output_type -> weir.v1.ApplyResponse
+	11, // 89: weir.v1.PolicyService.Delete:output_type -> weir.v1.DeleteResponse
+	13, // 90: weir.v1.PolicyService.Rollback:output_type -> weir.v1.RollbackResponse
+	15, // 91: weir.v1.PolicyService.Validate:output_type -> weir.v1.ValidateResponse
+	20, // 92: weir.v1.PolicyService.Get:output_type -> weir.v1.GetResponse
+	22, // 93: weir.v1.PolicyService.List:output_type -> weir.v1.ListResponse
+	24, // 94: weir.v1.PolicyService.GetRevision:output_type -> weir.v1.GetRevisionResponse
+	26, // 95: weir.v1.PolicyService.ListRevisions:output_type -> weir.v1.ListRevisionsResponse
+	28, // 96: weir.v1.PolicyService.Diff:output_type -> weir.v1.DiffResponse
+	32, // 97: weir.v1.PolicyService.SetOverride:output_type -> weir.v1.SetOverrideResponse
+	34, // 98: weir.v1.PolicyService.SetOverrides:output_type -> weir.v1.SetOverridesResponse
+	36, // 99: weir.v1.PolicyService.GetOverride:output_type -> weir.v1.GetOverrideResponse
+	38, // 100: weir.v1.PolicyService.DeleteOverride:output_type -> weir.v1.DeleteOverrideResponse
+	40, // 101: weir.v1.PolicyService.DeleteOverrides:output_type -> weir.v1.DeleteOverridesResponse
+	42, // 102: weir.v1.PolicyService.ListOverrides:output_type -> weir.v1.ListOverridesResponse
+	44, // 103: weir.v1.PolicyService.ListAudit:output_type -> weir.v1.ListAuditResponse
+	48, // 104: weir.v1.PolicyService.WatchPolicies:output_type -> weir.v1.WatchPoliciesResponse
+	55, // 105: weir.v1.PolicyService.WhoAmI:output_type -> weir.v1.WhoAmIResponse
+	58, // 106: weir.v1.TokenService.CreateToken:output_type -> weir.v1.CreateTokenResponse
+	60, // 107: weir.v1.TokenService.ListTokens:output_type -> weir.v1.ListTokensResponse
+	62, // 108: weir.v1.TokenService.RevokeToken:output_type -> weir.v1.RevokeTokenResponse
+	88, // [88:109] is the sub-list for method output_type
+	67, // [67:88] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_policy_proto_init() }
