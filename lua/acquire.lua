@@ -37,6 +37,9 @@ local WAIT = 9e15            -- the longest wait that a reply states, microsecon
 -- A level in a value that other numbers or another algorithm wrote; what it has gained
 -- since is lost, and a log counts as spent.
 local FOREIGN_WIDE, FOREIGN_NARROW = '^(-?%d+)[:@]%d+$', '^(-?%d*)1%d%d%d%d%d%d%d%d%d$'
+-- A tracked key: its own share record, how its quota follows from the policy's (once an
+-- attempt has told), and what any key holds.
+local TRACKED = '^T(%d+:%d+:%d+:%d+:%d+:%d+:%d+:[%d.]+:%d+:%a:%d+:%d+:%d+:%d+:%d+[|:%d]*)(;?[%d:.]*)#(.*)$'
 local floor, ceil, match, format = math.floor, math.ceil, string.match, string.format
 local sub, byte = string.sub, string.byte
 local call, KEYS, ARGV = redis.call, KEYS, ARGV
@@ -58,20 +61,25 @@ end
 -- Pass one: what each quota says. The last one, mostly the only one, stays in these
 -- variables; those before it are kept as lists of them for pass two.
 local code, spendable, wait, key, kind, level, mark, life, narrow, capacity
-local pause, version, share_c, share_r, slow
+local pause, version, share_c, share_r, head, slow
 local quotas, count, allowed = nil, 0, 1
 local a, last = 4, #ARGV
 while a <= last do
   if count > 0 then
     quotas = quotas or {}
     quotas[count] = {code, spendable, wait, key, kind, level, mark, life, narrow, capacity,
-      pause, version, share_c, share_r, slow}
+      pause, version, share_c, share_r, head, slow}
   end
   count = count + 1
   kind = tonumber(ARGV[a])
   local shadow = kind < 0
   if shadow then kind = -kind end
-  local value = held[k]
+  local value, own, scaled = held[k], nil, nil
+  head = false
+  if value and byte(value) == 84 then
+    local r, s, v = match(value, TRACKED)
+    if r then own, scaled, value = r, s, v ~= '' and v end
+  end
   key, code, wait, pause, version, share_c, share_r, narrow = KEYS[k], 1, 0, 0, 0, 0, 0, false
 
   if kind == 1 then
@@ -127,7 +135,7 @@ while a <= last do
   elseif kind == 2 or kind == 5 then
     -- A share record: the value is (x, A_x), the level and the policy's accumulator
     -- when it was touched. E1: level = min(ghost, x + A - A_x).
-    local rec = held[k + 1]
+    local rec = own or held[k + 1]
     if not rec then return {-2, count} end
     local limit, c, r, per, acc, at, g0, form
     limit, version, c, r, per, acc, at, g0, life, form =
@@ -142,9 +150,16 @@ while a <= last do
       -- The clock stepped back: what counts by the record would stand still until it
       -- has caught up.
       elapsed = 0
-      if not peek then
-        call('SET', KEYS[k + 1], (string.gsub(rec, '^(%d+:%d+:%d+:%d+:%d+:%d+):%d+', '%1:' .. format('%.0f', now))))
+      rec = string.gsub(rec, '^(%d+:%d+:%d+:%d+:%d+:%d+):%d+', '%1:' .. format('%.0f', now))
+      if own and not peek then
+        call('SET', key, 'T' .. rec .. scaled .. '#' .. (value or ''))
+      elseif not peek then
+        call('SET', KEYS[k + 1], rec)
       end
+    end
+    if own then
+      head = 'T' .. rec .. (kind == 2 and ';1:1:1:1#' or
+        format(';%s:%s:%s:%s#', ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]))
     end
     local lapsed = false
     if form == 'N' or form == 'W' then
@@ -209,11 +224,17 @@ while a <= last do
           since, moved = 0, true -- by a lot: go on from here
         end
       end
-      if moved and not peek then call('SET', key, format('%d:%d', x, mark), 'PX', life) end
+      if head and not peek and (moved or scaled == '') then
+        call('SET', key, head .. (moved and format('%d:%d', x, mark) or value))
+      elseif moved and not peek then
+        call('SET', key, format('%d:%d', x, mark), 'PX', life)
+      end
       local filled = x
       if since > 0 then filled = x + (base and floor(since * scale) or since) end
       if filled < spendable then spendable = filled end
       if spendable < 0 then spendable = 0 end
+    elseif scaled == '' and not peek then
+      call('SET', key, head)
     end
     if cost > limit then
       code = -1
@@ -265,7 +286,7 @@ while a <= last do
       n = limit
       k, a = k + 1, a + 3
     else
-      local rec = held[k + 1]
+      local rec = own or held[k + 1]
       if not rec then return {-2, count} end
       local lim, ver, c, per, from, form, pc = match(rec, '^(%d+):(%d+):(%d+):%d+:(%d+):%d+:(%d+):[%d.]+:%d+:(%a):(%d+)')
       limit, version, share_c, n, window = tonumber(lim), ver, c, tonumber(c), ceil(per * DRIFT)
@@ -273,20 +294,27 @@ while a <= last do
         lease_end = lease_end or tonumber(match(held[1], '^[^:]+:%d+:%d+:(%d+)'))
         if lease_end < now then n = math.min(n, tonumber(pc)) end
       end
+      local scale = ';1:1:1:1#'
       if kind == 6 then
         limit = tonumber(ARGV[a + 1])
         n = n * limit / ARGV[a + 2]
+        scale = format(';%s:%s:1:1#', ARGV[a + 1], ARGV[a + 2])
         a = a + 2
       end
       if now < tonumber(from) then
         blocked = from - now
         if blocked > window + PAUSE then
           blocked = window -- the clock stepped back, as above
-          if not peek then
-            call('SET', KEYS[k + 1], (string.gsub(rec, '^(%d+:%d+:%d+:%d+:%d+:%d+):%d+', '%1:' .. format('%.0f', now + window))))
+          rec = string.gsub(rec, '^(%d+:%d+:%d+:%d+:%d+:%d+):%d+', '%1:' .. format('%.0f', now + window))
+          if own and not peek then
+            call('SET', key, 'T' .. rec .. scaled .. '#' .. (value or ''))
+          elseif not peek then
+            call('SET', KEYS[k + 1], rec)
           end
         end
       end
+      if own then head = 'T' .. rec .. scale end
+      if scaled == '' and not peek then call('SET', key, head .. (value or '')) end
       k, a = k + 2, a + 1
     end
     n = floor(n / 1000)
@@ -309,7 +337,13 @@ while a <= last do
       elseif ahead > 0 then
         entry = now + ahead
       end
-      if moved and not peek then call('SET', key, 'L' .. value, 'PX', ceil(window / 1000) + 1) end
+      if moved and not peek then
+        if head then
+          call('SET', key, head .. 'L' .. value)
+        else
+          call('SET', key, 'L' .. value, 'PX', ceil(window / 1000) + 1)
+        end
+      end
       -- Find the first entry inside the window.
       local lo, hi = 1, entries + 1
       while lo < hi do
@@ -345,13 +379,13 @@ if count > 1 or peek then
   out = {allowed, now}
   if quotas then
     quotas[count] = {code, spendable, wait, key, kind, level, mark, life, narrow, capacity,
-      pause, version, share_c, share_r, slow}
+      pause, version, share_c, share_r, head, slow}
   end
 end
 for i = 1, count do
   if quotas then
     code, spendable, wait, key, kind, level, mark, life, narrow, capacity,
-      pause, version, share_c, share_r, slow = unpack(quotas[i])
+      pause, version, share_c, share_r, head, slow = unpack(quotas[i])
   end
   local reset, charged = 0, charge and code == 1
   if charged then spendable = spendable - cost end
@@ -360,7 +394,9 @@ for i = 1, count do
     if spendable < capacity then reset = pause + ceil((capacity - level) * slow) end
     if charged then call('SET', key, format('%d@%d', level, mark), 'PX', ceil(reset / 1000) + 1) end
   elseif kind == 2 or kind == 5 then
-    if charged and narrow then
+    if charged and head then
+      call('SET', key, head .. format('%d:%d', spendable, mark))
+    elseif charged and narrow then
       call('SET', key, spendable == 0 and 1000000000 + mark % 1e9 or format('%d%d', spendable, 1000000000 + mark % 1e9), 'PX', life)
     elseif charged then
       call('SET', key, format('%d:%d', spendable, mark), 'PX', life)
@@ -368,7 +404,11 @@ for i = 1, count do
     if spendable < capacity and slow < 1e300 then reset = pause + ceil((capacity - spendable) * slow) end
   elseif charged then
     reset = life + mark - now
-    call('SET', key, 'L' .. level, 'PX', ceil(reset / 1000) + 1)
+    if head then
+      call('SET', key, head .. 'L' .. level)
+    else
+      call('SET', key, 'L' .. level, 'PX', ceil(reset / 1000) + 1)
+    end
   else
     reset = pause
   end

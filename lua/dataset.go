@@ -86,8 +86,14 @@ func wrap(what string, err error) error {
 // stripewise pipelines one command per stripe and hands each answer to got. The
 // commands must be safe to repeat.
 func stripewise[C redis.Cmder](ctx context.Context, s *Store, add func(p redis.Pipeliner, stripe int) C, got func(stripe int, cmd C) error) error {
-	for from := 0; from < s.stripes; from += stripesPerPipeline {
-		cmds := make([]C, min(stripesPerPipeline, s.stripes-from))
+	return pipelined(ctx, s, s.stripes, func(i int) int { return i }, add, got)
+}
+
+// pipelined sends n commands, a bounded number at a time, and hands each answer to got.
+// The i-th runs on the stripe that stripeOf says. The commands must be safe to repeat.
+func pipelined[C redis.Cmder](ctx context.Context, s *Store, n int, stripeOf func(i int) int, add func(p redis.Pipeliner, i int) C, got func(i int, cmd C) error) error {
+	for from := 0; from < n; from += stripesPerPipeline {
+		cmds := make([]C, min(stripesPerPipeline, n-from))
 		for started := time.Now(); ; {
 			_, _ = s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 				for i := range cmds {
@@ -95,7 +101,7 @@ func stripewise[C redis.Cmder](ctx context.Context, s *Store, add func(p redis.P
 				}
 				return nil
 			})
-			again, err := reloadFor(ctx, s, cmds, from, started)
+			again, err := reloadFor(ctx, s, cmds, func(i int) int { return stripeOf(from + i) }, started)
 			if err != nil {
 				return err
 			}
@@ -114,7 +120,7 @@ func stripewise[C redis.Cmder](ctx context.Context, s *Store, add func(p redis.P
 
 // reloadFor loads the scripts into the primaries that lack them and says whether the
 // batch is to be run again.
-func reloadFor[C redis.Cmder](ctx context.Context, s *Store, cmds []C, from int, started time.Time) (bool, error) {
+func reloadFor[C redis.Cmder](ctx context.Context, s *Store, cmds []C, stripeOf func(i int) int, started time.Time) (bool, error) {
 	if time.Since(started) > s.limits.patience {
 		return false, nil
 	}
@@ -123,7 +129,7 @@ func reloadFor[C redis.Cmder](ctx context.Context, s *Store, cmds []C, from int,
 		if !redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
 			continue
 		}
-		key := s.regionKey(from + i)
+		key := s.regionKey(stripeOf(i))
 		node, err := s.rdb.MasterForKey(ctx, key)
 		if err != nil {
 			return false, err
@@ -156,76 +162,6 @@ func (s *Store) Initialise(ctx context.Context, gen string, fresh bool) error {
 		return wrap("initialise stripes", err)
 	}
 	return nil
-}
-
-// Apply writes the grants that are newer than what each stripe holds, on every stripe,
-// and raises the epoch. It fails with quota.ErrFenced when a stripe belongs to another
-// dataset or has seen a newer epoch, and with quota.ErrUninitialised when one has no
-// region record. A failed Apply may have reached some stripes; repeating it is safe.
-func (s *Store) Apply(ctx context.Context, epoch quota.Epoch, gen string, grants []quota.Grant) error {
-	for from := 0; ; from += grantsPerCall {
-		chunk := grants[from:min(from+grantsPerCall, len(grants))]
-		args := []any{gen, int64(epoch)}
-		for _, g := range chunk {
-			args = append(args, grantArgs(g)...)
-		}
-		err := stripewise(ctx, s, func(p redis.Pipeliner, stripe int) *redis.Cmd {
-			keys := make([]string, 1, 1+len(chunk))
-			keys[0] = s.regionKey(stripe)
-			for _, g := range chunk {
-				keys = append(keys, s.shareKey(stripe, g.ID.Policy))
-			}
-			return p.EvalSha(ctx, s.scripts.apply.sha, keys, args...)
-		}, func(stripe int, cmd *redis.Cmd) error {
-			if cmd.Err() != nil {
-				return wrap(fmt.Sprintf("stripe %d", stripe), cmd.Err())
-			}
-			numbers, _, err := integers(cmd.Val())
-			return applied(stripe, gen, epoch, numbers, err)
-		})
-		if err != nil {
-			return fmt.Errorf("apply grants: %w", err)
-		}
-		if from+grantsPerCall >= len(grants) {
-			return nil
-		}
-	}
-}
-
-func applied(stripe int, gen string, epoch quota.Epoch, numbers []int64, err error) error {
-	switch {
-	case err != nil:
-		return err
-	case len(numbers) > 0 && numbers[0] == 0:
-		return fmt.Errorf("stripe %d: dataset %q at epoch %d is not its own: %w", stripe, gen, epoch, quota.ErrFenced)
-	case len(numbers) > 0 && numbers[0] == -1:
-		return fmt.Errorf("stripe %d: %w", stripe, quota.ErrUninitialised)
-	}
-	return nil
-}
-
-// grantArgs lists the values of one grant for apply.lua.
-func grantArgs(g quota.Grant) []any {
-	life, narrow := quota.BucketForm(g.Limit, g.Floor)
-	form := "w"
-	if narrow {
-		form = "n"
-	}
-	what, blocks := "B", "0"
-	if g.Algorithm == quota.SlidingLog {
-		what = "L"
-	}
-	if quota.BlocksAfterLoss(g.Limit.Period) {
-		blocks = "1"
-	}
-	if g.Drop {
-		what = "D"
-	}
-	return []any{
-		int64(g.Limit.Capacity), g.Version, int64(g.Share.Capacity), int64(g.Share.Refill), g.Limit.Period.Microseconds(),
-		int64(g.Permanent.Capacity), int64(g.Permanent.Refill), int64(g.Gift), int64(g.Floor.Capacity + g.Gift),
-		life.Milliseconds(), form, what, blocks,
-	}
 }
 
 // Held reports what every stripe has applied of these policies: where stripes differ,

@@ -34,6 +34,8 @@ local function virtual(name, key, value, option, px, ...)
     return real('SET', key, value)
   elseif name == 'SET' and option == 'KEEPTTL' then
     return real('SET', key, value)
+  elseif name == 'SET' and option == nil then
+    real('HDEL', expiries, key)
   end
   return real(unpack({name, key, value, option, px, ...}))
 end

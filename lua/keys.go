@@ -19,6 +19,9 @@ func (s *Store) shareKey(stripe int, policy string) string {
 	return s.tag(stripe) + "@share:" + policy
 }
 
+// trackedKey names the list of a stripe's tracked keys.
+func (s *Store) trackedKey(stripe int) string { return s.tag(stripe) + "@tracked" }
+
 // replyKey names a remembered outcome. The id is the caller's and may be a secret of
 // any length, so only its hash is kept.
 func (s *Store) replyKey(stripe int, requestID string) string {

@@ -42,28 +42,43 @@ local function drop(entries, n, at)
   return table.concat(kept)
 end
 
+-- Behind its own share record, a tracked key has what any key has; it has no TTL.
+local function put(head, key, value)
+  if head == '' then
+    call('SET', key, value, 'KEEPTTL')
+  else
+    call('SET', key, head .. value)
+  end
+end
+
 while a <= #ARGV do
   local kind, amount, at = tonumber(ARGV[a]), tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
   local key = KEYS[k]
-  local value = call('GET', key)
+  local value, head = call('GET', key), ''
+  if value and string.byte(value) == 84 then
+    local own, rest = string.match(value, '^(T%d+:%d+:%d+:%d+:%d+:%d+:%d+:[%d.]+:%d+:%a:%d+:%d+:%d+:%d+:%d+[|:%d]*;?[%d:.]*#)(.*)$')
+    if own then head, value = own, rest end
+  end
   local capacity = tonumber(ARGV[a + 3])
   local log = kind == 3 or kind == 4 or kind == 6
   k, a = k + 1, a + 4
   -- An absent bucket is full and an absent log is empty: nothing to give back.
   if value and log and string.sub(value, 1, 1) == 'L' then
     local left = drop(string.sub(value, 2), math.floor(amount / 1000), at)
-    if left == '' then
-      call('DEL', key)
+    if left ~= '' then
+      put(head, key, 'L' .. left)
+    elseif head ~= '' then
+      put(head, key, '')
     else
-      call('SET', key, 'L' .. left, 'KEEPTTL')
+      call('DEL', key)
     end
   elseif value and not log then
     local x, rest = string.match(value, '^(-?%d+)([@:]%d+)$')
     if x then
-      call('SET', key, string.format('%.0f', math.min(x + amount, capacity)) .. rest, 'KEEPTTL')
+      put(head, key, string.format('%.0f', math.min(x + amount, capacity)) .. rest)
     elseif string.match(value, '^-?%d+$') then
       local level = math.min((tonumber(string.sub(value, 1, -11)) or 0) + amount, capacity)
-      call('SET', key, (level == 0 and '' or string.format('%.0f', level)) .. string.sub(value, -10), 'KEEPTTL')
+      put(head, key, (level == 0 and '' or string.format('%.0f', level)) .. string.sub(value, -10))
     end
   end
 end

@@ -16,6 +16,8 @@ var (
 	applySource string
 	//go:embed region.lua
 	regionSource string
+	//go:embed tracked.lua
+	trackedSource string
 	//go:embed demand_add.lua
 	demandAddSource string
 	//go:embed demand_take.lua
@@ -34,17 +36,18 @@ func newScript(source string) script {
 
 // scripts are what a store loads into every primary.
 type scripts struct {
-	acquire, refund, apply, region, demandAdd, demandTake, agent script
+	acquire, refund, apply, region, tracked, demandAdd, demandTake, agent script
 }
 
 func newScripts(rewrite func(string) string) scripts {
 	s := func(source string) script { return newScript(rewrite(source)) }
 	return scripts{
 		acquire: s(acquireSource), refund: s(refundSource), apply: s(applySource), region: s(regionSource),
+		tracked:   s(trackedSource),
 		demandAdd: s(demandAddSource), demandTake: s(demandTakeSource), agent: s(agentSource),
 	}
 }
 
 func (s scripts) all() []script {
-	return []script{s.acquire, s.refund, s.apply, s.region, s.demandAdd, s.demandTake, s.agent}
+	return []script{s.acquire, s.refund, s.apply, s.region, s.tracked, s.demandAdd, s.demandTake, s.agent}
 }

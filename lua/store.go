@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -86,6 +87,8 @@ type Store struct {
 	}
 
 	loading singleflight.Group
+	// swept is the last epoch that this store has written to every stripe.
+	swept   atomic.Pointer[sweep]
 	mu      sync.RWMutex
 	shards  map[string]*shard
 	flights sync.WaitGroup

@@ -232,6 +232,7 @@ func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 		if moved && !a.Peek {
 			bucket.level, bucket.mark, bucket.wrap = v.level, mark, markWrap
 			m.replace(e.Bucket, bucket)
+			m.rescale(e)
 		}
 	}
 	out := step{code: fits(cost, s.limit, level), spendable: level}
@@ -384,6 +385,7 @@ func (m *Model) decideLog(now float64, a Attempt, e Entry) step {
 		if moved && !a.Peek {
 			delete(m.buckets, e.Bucket)
 			m.keepLog(e, entries, now+(math.Ceil(window/1000)+1)*1000)
+			m.rescale(e)
 		}
 	}
 	live := slices.IndexFunc(entries, func(at float64) bool { return now-at < window })

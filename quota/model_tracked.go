@@ -28,7 +28,11 @@ func scaleOf(e Entry) Scaling {
 	if e.Limit == e.Base {
 		return plain
 	}
-	return e.Scaling()
+	s := e.Scaling()
+	if e.Algorithm == SlidingLog {
+		s.Refill, s.Life = 1, 1
+	}
+	return s
 }
 
 // recordOf returns the record that an entry is decided under: the key's own, or else
@@ -51,7 +55,7 @@ func (m *Model) learn(a Attempt, e Entry) {
 	}
 }
 
-// rescale notes it at each charge, since an override may come or go.
+// rescale notes it whenever the value is written, since an override may come or go.
 func (m *Model) rescale(e Entry) {
 	if t, ok := m.tracked[e.Bucket]; ok {
 		t.known, t.scaling = true, scaleOf(e)
@@ -93,7 +97,7 @@ func (m *Model) pin(now float64, stripe int, p Place, g Grant, epoch Epoch) {
 	var t trackedKey
 	v, bucket := m.buckets[p.Bucket]
 	// Only a quota that is not overridden is kept in the narrow form.
-	isNarrow := bucket && v.shared && v.wrap == narrowWrap && g.Algorithm != SlidingLog
+	isNarrow := bucket && v.shared && v.wrap == narrowWrap
 	if isNarrow {
 		t.known, t.scaling = true, plain
 	}
