@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -115,8 +116,8 @@ func table(rows []row, all []round, l *load, s *shares) string {
 	b.WriteString("| fault | rounds | admissions | worst excess, bucket | worst excess, log | worst recovery |\n|---|---|---|---|---|---|\n")
 	for i, r := range rows {
 		if r.rounds > 0 {
-			fmt.Fprintf(&b, "| %s | %d | %d | %.2f | %.0f | %.1f s |\n",
-				faults[i].name, r.rounds, r.admissions, r.bucket, r.log, r.recovery.Seconds())
+			fmt.Fprintf(&b, "| %s | %d | %d | %s | %s | %.1f s |\n",
+				faults[i].name, r.rounds, r.admissions, tokens(r.bucket), tokens(r.log), r.recovery.Seconds())
 		}
 	}
 	total := l.tally()
@@ -136,6 +137,14 @@ func table(rows []row, all []round, l *load, s *shares) string {
 		fmt.Fprintf(&b, "%d of %s, shares in force up to %s; ", n, st.policy, most[k].Capacity)
 	}
 	return strings.TrimSuffix(b.String(), "; ") + ".\n"
+}
+
+// tokens prints an excess, if anything was admitted that could have one.
+func tokens(excess float64) string {
+	if math.IsInf(excess, -1) {
+		return "none admitted"
+	}
+	return strconv.FormatFloat(excess, 'f', 2, 64)
 }
 
 // The judges must notice what they are there for: regions that each have the whole
