@@ -63,6 +63,7 @@ type world struct {
 	fastClocks       bool
 	keys             int   // of each policy
 	cutAll           int64 // until
+	longest          int64 // step, in ticks
 	storm            int64 // until: everybody takes what there is
 	commits, grants  int
 	found            findings
@@ -74,6 +75,7 @@ func newWorld(seed uint64, o options) *world {
 	w := &world{
 		options: o, rng: rand.New(rand.NewPCG(seed, 12)), lossy: seed%3 == 2 && !o.calm,
 	}
+	w.longest = 9
 	w.fastClocks, w.keys = w.chance(4), 1+w.rng.IntN(2)
 	if !o.calm {
 		w.loss, w.duplicates = w.rng.Float64()*0.2, w.rng.Float64()*0.1
@@ -199,7 +201,7 @@ func (w *world) policies() (list []*quota.Policy) {
 
 // step passes some time and lets something happen.
 func (w *world) step() {
-	w.now += tick * (1 + w.rng.Int64N(9))
+	w.now += tick * (1 + w.rng.Int64N(w.longest))
 	w.deliver()
 	w.lead()
 	w.noteLedgers()
