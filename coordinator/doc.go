@@ -174,7 +174,7 @@
 //     removed policy are. If it never answers again, they stay bound.
 //   - The period of a limit changes: bounds are converted, rounded up.
 //
-// The tests of this package try to break each of these statements, under random
+// The tests in faulttest try to break each of these statements, under random
 // schedules of faults, and check that they would notice by breaking the protocol
-// itself in eight ways.
+// itself in many ways.
 package coordinator
