@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -112,11 +113,12 @@ func TestExplainTellsTheShareAndItsAge(t *testing.T) {
 		p := with(globalBucket("p", 100, 100), failing(quota.FailLocal))
 		store := newMemStore()
 		first, second := setup(t, store, []*quota.Policy{p}), setup(t, store, []*quota.Policy{p})
-		version := int64(1)
+		var version atomic.Int64
+		version.Store(1)
 		co := &scribe{answer: func(_ int, r quota.Report) (quota.Instructions, error) {
 			in := quota.Instructions{Gen: r.Gen, Epoch: 1, Fresh: true}
 			if r.Epoch == 1 {
-				in.Grants = []quota.Grant{grant(p, version, 30+10*quota.Tokens(version))}
+				in.Grants = []quota.Grant{grant(p, version.Load(), 30+10*quota.Tokens(version.Load()))}
 			}
 			return in, nil
 		}}
@@ -139,7 +141,7 @@ func TestExplainTellsTheShareAndItsAge(t *testing.T) {
 		for i, b := range []*bundle{first, second} {
 			tells(b, fmt.Sprint("node ", i), 40, 1, 28*time.Second, 35*time.Second)
 		}
-		version = 2
+		version.Store(2)
 		pass(3 * time.Second)
 		for _, b := range []*bundle{first, second} {
 			b.mustCheck(t, request())
