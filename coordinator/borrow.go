@@ -59,6 +59,7 @@ func (m *Machine) urge(now time.Time, row *row, rate float64) {
 		return
 	}
 	a.open = true
+	q.rouse(now)
 	m.borrows.Asked++
 	m.restless = now.Add(restlessFor)
 	if wait := q.borrowedAt.Add(borrowGap); now.Before(wait) {

@@ -71,6 +71,10 @@ func (m *Machine) permit(row *row, step quota.Share) {
 	row.PermAcked = convert(row.PermAcked, row.Limit.Period, q.limit.Period)
 	if row.AckVersion == 0 && !q.removed {
 		row.PermAcked = row.PermAcked.Max(row.floor)
+		if q.parent != nil { // until it is pinned, the key follows the default share
+			whole := &q.parent.rows[i]
+			row.PermAcked = row.PermAcked.Max(convert(whole.Permanent(), whole.Limit.Period, q.limit.Period))
+		}
 	}
 	row.PermMax = convert(row.PermMax, row.Limit.Period, q.limit.Period).Max(perm)
 	row.Perm = perm

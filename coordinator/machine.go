@@ -57,6 +57,8 @@ type Machine struct {
 	// urgent are quotas that regions have asked to be split again, too soon after the last time.
 	urgent  []*splitQuota
 	borrows Borrows
+	// flagsLeft counts flagged keys that were not given a split of their own.
+	flagsLeft int64
 	// restless is until when regions are asked to report more often.
 	restless time.Time
 
@@ -126,6 +128,14 @@ type splitQuota struct {
 	inherited bool
 	// parent is the default split of a tracked key's policy.
 	parent *splitQuota
+	// keys are the tracked keys of a default split.
+	keys []*splitQuota
+	// busyAt is when a tracked key was last near its limit; leaving is true once it
+	// is to go back under the default split.
+	busyAt  time.Time
+	leaving bool
+	// parked are tokens that shrinks have surrendered and no grow has brought along.
+	parked quota.Tokens
 	// borrowedAt is when a region was last listened to, urgent whether one waits.
 	borrowedAt time.Time
 	urgent     bool
@@ -138,7 +148,11 @@ type row struct {
 	region *region
 	// confirmed is true when the region's present dataset is known to hold Version.
 	confirmed bool
-	gift      quota.Tokens
+	// heldGen is the dataset that is known to have a record, of whatever version.
+	heldGen string
+	// heldUpAt is since when a default share waits for keys to be pinned.
+	heldUpAt time.Time
+	gift     quota.Tokens
 	// floor is the largest that the region may have used without a record since
 	// it last acknowledged a share, in the units of the quota's limit.
 	floor    quota.Share
@@ -231,6 +245,11 @@ func (m *Machine) quota(id quota.ID) *splitQuota {
 		q.rows[i] = row{Row: Row{ID: id, Region: m.regions[i].name}, quota: q, region: m.regions[i]}
 	}
 	m.quotas[id] = q
+	if id.Key != "" {
+		q.parent = m.quota(quota.ID{Policy: id.Policy})
+		q.parent.keys = append(q.parent.keys, q)
+		q.busyAt = m.latest
+	}
 	at, _ := slices.BinarySearchFunc(m.order, id, func(q *splitQuota, id quota.ID) int { return compareIDs(q.id, id) })
 	m.order = slices.Insert(m.order, at, q)
 	return q

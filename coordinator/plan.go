@@ -16,7 +16,7 @@ func (m *Machine) plan(q *splitQuota, now time.Time) {
 	if m.recovering || !m.configured {
 		return
 	}
-	r := room{total: q.limit.Share(), newborn: !m.hasRows(q)}
+	r := room{total: q.limit.Share(), newborn: q.parent == nil && !m.hasRows(q)}
 	if q.algorithm != quota.TokenBucket {
 		r.total.Refill = 0
 	}
@@ -30,6 +30,7 @@ func (m *Machine) plan(q *splitQuota, now time.Time) {
 		// A region may have lost entries that the ledger has lost as well.
 		r.free = r.free.Min(quota.Share{Capacity: -1})
 	}
+	q.parked = min(q.parked, max(0, r.free.Capacity))
 	r.left = positive(r.free)
 	for i := range q.rows {
 		m.planRow(q, i, &r, now)
@@ -56,8 +57,12 @@ func (m *Machine) planRow(q *splitQuota, i int, r *room, now time.Time) {
 	reach := convertDown(row.Sent, row.Limit.Period, q.limit.Period)
 	if row.settled() {
 		reach = m.reach(q, i, r.free)
+		part := quota.Share{}
 		if !q.removed && !dropping {
-			part := portion(positive(want.Sub(reach)), r.need, positive(r.free)).Min(r.left)
+			part = portion(positive(want.Sub(reach)), r.need, positive(r.free)).Min(r.left)
+		}
+		loose := part != quota.Share{} && q.loose(i)
+		if row.heldUp(loose, now); !loose {
 			r.left = r.left.Sub(part)
 			reach = reach.Add(part)
 		}
@@ -76,7 +81,7 @@ func (m *Machine) planRow(q *splitQuota, i int, r *room, now time.Time) {
 // is above the limit it is what the region has: bounds may then count floors that are
 // not in use and that others still use.
 func (m *Machine) reach(q *splitQuota, i int, free quota.Share) quota.Share {
-	row := &q.rows[i]
+	row := q.follows(i)
 	s := convertDown(row.Bound(), row.Limit.Period, q.limit.Period)
 	if q.removed {
 		return s
@@ -111,6 +116,8 @@ func (m *Machine) want(q *splitQuota, i int, now time.Time) quota.Share {
 		return quota.Share{}
 	case q.removed:
 		return q.rows[i].Sent
+	case q.leaving:
+		return convertDown(q.parent.rows[i].Sent, q.parent.rows[i].Limit.Period, q.limit.Period)
 	}
 	return q.targets[i]
 }
@@ -127,6 +134,9 @@ func (m *Machine) dropping(q *splitQuota, i int, now time.Time) bool {
 
 // drops reports whether the record of a share that was taken back can be removed.
 func (m *Machine) drops(row *row, i int, now time.Time) bool {
+	if m.returnable(row, i, now) {
+		return true
+	}
 	if !m.dropping(row.quota, i, now) || !row.exists() {
 		return false
 	}
@@ -140,6 +150,9 @@ func (m *Machine) bound(q *splitQuota, i int) quota.Share {
 	u := convert(q.rows[i].Bound(), q.rows[i].Limit.Period, q.limit.Period)
 	if !q.removed && !m.regions[i].leaving {
 		u = u.Max(q.rows[i].floor)
+	}
+	if q.parent != nil && !q.rows[i].pinned() {
+		u = u.Max(m.bound(q.parent, i))
 	}
 	return u
 }
@@ -172,10 +185,18 @@ func (m *Machine) issue(row *row, step quota.Share, drop, newborn bool, now time
 		// Nobody can have spent anything of a quota that never was, but for the
 		// floor that a region may use before it is told.
 		row.gift = max(0, step.Capacity-q.floors[row.region.index].Capacity)
+	} else {
+		row.gift = q.present(row, step)
+	}
+	if row.Drop && !drop {
+		row.AckVersion = 0 // the region may have gone back to its default share
 	}
 	row.Acked = convert(row.Acked, row.Limit.Period, q.limit.Period)
 	if row.AckVersion == 0 && !q.removed {
 		row.Acked = row.Acked.Max(row.floor)
+		if q.parent != nil {
+			row.Acked = row.Acked.Max(m.bound(q.parent, row.region.index))
+		}
 	}
 	row.MaxSent = convert(row.MaxSent, row.Limit.Period, q.limit.Period).Max(step)
 	m.permit(row, step)

@@ -61,7 +61,7 @@ func (m *Machine) SetPolicies(now time.Time, revision int64, policies []*quota.P
 		}
 	}
 	for _, q := range m.order {
-		if !named[q.id] && (!q.removed || q.removedAt.IsZero()) {
+		if !named[quota.ID{Policy: q.id.Policy}] && (!q.removed || q.removedAt.IsZero()) {
 			q.removed, q.removedIn, q.removedAt = true, revision, now
 		}
 		m.plan(q, now)
@@ -91,6 +91,7 @@ func (m *Machine) setPolicy(now time.Time, p *quota.Policy) {
 	case limitChanged || !m.hasRows(q) || !m.meetsFloors(q):
 		m.retarget(q, now, false)
 	}
+	m.inheritAll(q, now)
 }
 
 func sameSplit(a, b quota.Split) bool {
@@ -150,7 +151,7 @@ func (m *Machine) start(q *splitQuota, now time.Time) {
 // keep makes the targets what the regions have.
 func (m *Machine) keep(q *splitQuota) {
 	for i := range q.rows {
-		q.targets[i] = q.rows[i].Sent.Max(q.floors[i])
+		q.targets[i] = q.follows(i).Sent.Max(q.floors[i])
 	}
 }
 

@@ -81,7 +81,7 @@ type RegionChange struct {
 // Tick does what is due at a time, and reports whether that was a rebalance.
 func (m *Machine) Tick(now time.Time) (Rebalance, bool) {
 	for _, q := range m.order {
-		if q.removed {
+		if q.removed || q.leaving {
 			m.plan(q, now)
 		}
 	}
@@ -100,6 +100,7 @@ func (m *Machine) Tick(now time.Time) (Rebalance, bool) {
 		}
 		out.Quotas++
 		m.updateWeights(q, now)
+		m.review(q, now)
 		if change, changed := m.resplit(q, now); changed {
 			out.Changes = append(out.Changes, change)
 		}
@@ -124,8 +125,8 @@ func (m *Machine) Next() time.Time {
 func (m *Machine) sweep(now time.Time) {
 	kept := m.order[:0]
 	for _, q := range m.order {
-		if m.forgettable(q, now) {
-			delete(m.quotas, q.id)
+		if m.forgettable(q, now) || m.returned(q) {
+			m.remove(q)
 			continue
 		}
 		kept = append(kept, q)
@@ -137,6 +138,14 @@ func (m *Machine) sweep(now time.Time) {
 			r.gone = true
 			m.touchRegion(r)
 		}
+	}
+}
+
+// remove forgets a quota; the caller takes it out of the order.
+func (m *Machine) remove(q *splitQuota) {
+	delete(m.quotas, q.id)
+	if q.parent != nil {
+		q.parent.keys = slices.DeleteFunc(q.parent.keys, func(k *splitQuota) bool { return k == q })
 	}
 }
 
@@ -156,7 +165,7 @@ func (m *Machine) outlive(now time.Time) {
 // forgettable reports whether no region has, or can have, anything of a removed
 // quota, not even the floor of its policy.
 func (m *Machine) forgettable(q *splitQuota, now time.Time) bool {
-	if !q.removed || q.removedAt.IsZero() || m.hasRows(q) {
+	if !q.removed || q.removedAt.IsZero() || m.hasRows(q) || len(q.keys) > 0 {
 		return false
 	}
 	for i := range q.rows {

@@ -114,6 +114,7 @@ func (m *Machine) enqueue(row *row) {
 func (m *Machine) takeFull(now time.Time, r *region) {
 	for _, q := range m.order {
 		if row := &q.rows[r.index]; row.exists() && row.listed != m.reports {
+			row.heldGen = ""
 			if row.confirmed {
 				m.resend(row)
 			}
@@ -132,11 +133,16 @@ func (m *Machine) takeQuota(now time.Time, r *region, q *quota.QuotaReport, newe
 	sq := m.quotas[q.ID]
 	if sq == nil {
 		if q.Version == 0 {
+			if q.ID.Key != "" {
+				m.flag(now, r, q)
+			}
 			return
 		}
 		// A record of something that is no policy: taken over, to be taken back.
 		sq = m.quota(q.ID)
-		if m.configured {
+		if sq.parent != nil && !sq.parent.removed {
+			m.inherit(sq)
+		} else if m.configured {
 			sq.removed, sq.removedIn, sq.removedAt = true, m.revision, now
 		} else {
 			sq.removed = true
@@ -150,7 +156,16 @@ func (m *Machine) takeQuota(now time.Time, r *region, q *quota.QuotaReport, newe
 		row.load.observe(q.Demand, now)
 		row.history.observe(q.Admitted, now)
 	}
-	if q.Version == 0 {
+	switch {
+	case q.Version == 0:
+		row.heldGen = ""
+		if newer && q.ID.Key != "" && q.Demand >= idle {
+			sq.rouse(now) // flagged again, on its way back
+		}
+	case newer:
+		row.heldGen = r.gen
+	}
+	if q.Version == 0 && q.ID.Key == "" {
 		// The floor that the region uses may be that of an earlier limit.
 		row.floor = row.floor.Max(convert(q.Share, q.Period, sq.limit.Period))
 	}
@@ -213,6 +228,7 @@ func (m *Machine) adopt(row *row, q *quota.QuotaReport) {
 // follows Hold down, never up. Without a number it stays until the log is drained.
 func (m *Machine) acknowledge(now time.Time, row *row, q *quota.QuotaReport) bool {
 	first := row.AckVersion != row.Version || !row.confirmed
+	m.surrender(row, q)
 	acked := row.Sent
 	forgot := row.forgot(now)
 	if !q.Drained || forgot {
@@ -282,26 +298,36 @@ func (m *Machine) Instructions(rep quota.Report) quota.Instructions {
 		out.NextReport = pendingReport
 		return out
 	}
-	keep := r.outbox[:0]
-	for _, row := range r.outbox {
-		if row.settled() {
-			row.inOutbox = false
-			continue
-		}
-		keep = append(keep, row)
-		if !row.dirty && len(out.Grants) < maxGrants {
-			out.Grants = append(out.Grants, row.grant())
-			r.sent = true
-		}
-	}
-	clear(r.outbox[len(keep):])
-	r.outbox = keep
+	out.Grants = r.grants()
 	out.Lease = m.lease(r, rep)
 	switch {
 	case len(r.outbox) > 0:
 		out.NextReport = pendingReport
 	case m.latest.Before(m.restless) || r.draining > 0 || (r.wanting > 0 && m.moving()):
 		out.NextReport = movingReport
+	}
+	return out
+}
+
+// grants empties the outbox of what is settled and returns what can be sent of the
+// rest, keys before the default splits that they are exceptions of.
+func (r *region) grants() (out []quota.Grant) {
+	keep := r.outbox[:0]
+	for _, row := range r.outbox {
+		if row.inOutbox = !row.settled(); row.inOutbox {
+			keep = append(keep, row)
+		}
+	}
+	clear(r.outbox[len(keep):])
+	r.outbox = keep
+	for _, keys := range []bool{true, false} {
+		for _, row := range r.outbox {
+			if (row.ID.Key != "") != keys || row.dirty || len(out) >= maxGrants || row.withheld() {
+				continue
+			}
+			out = append(out, row.grant())
+			r.sent = true
+		}
 	}
 	return out
 }

@@ -52,9 +52,11 @@ type QuotaStatus struct {
 	// in whole tokens to the regions that ask most, and the others have none.
 	Small bool `json:"small,omitempty"`
 	// Allocated is what all regions together may be using, Unallocated what is left.
-	Allocated   quota.Share   `json:"allocated"`
-	Unallocated quota.Share   `json:"unallocated"`
-	Regions     []ShareStatus `json:"regions"`
+	Allocated   quota.Share `json:"allocated"`
+	Unallocated quota.Share `json:"unallocated"`
+	// Parked are tokens that shrinks of a tracked key have surrendered, to be passed on.
+	Parked  quota.Tokens  `json:"parked,omitempty"`
+	Regions []ShareStatus `json:"regions"`
 }
 
 // ShareStatus is one region's part of a quota.
@@ -103,7 +105,7 @@ func (m *Machine) quotaStatus(q *splitQuota, now time.Time, only quota.Region) Q
 	sum := m.allocated(q)
 	qs := QuotaStatus{
 		ID: q.id, Algorithm: q.algorithm.String(), Limit: q.limit, Removed: q.removed, Small: m.small(q),
-		Effective: m.effective(q, sum, now), Allocated: sum, Unallocated: positive(q.limit.Share().Sub(sum)),
+		Effective: m.effective(q, sum, now), Allocated: sum, Unallocated: positive(q.limit.Share().Sub(sum)), Parked: q.parked,
 		Regions: make([]ShareStatus, 0, len(q.rows)),
 	}
 	for i := range q.rows {
