@@ -50,7 +50,7 @@ func (m *Machine) planRow(q *splitQuota, i int, r *room, now time.Time) {
 	row := &q.rows[i]
 	want, dropping := m.want(q, i, now), m.dropping(q, i, now)
 	defer func() { m.observe(row, want) }()
-	if !row.exists() && (dropping || q.removed) {
+	if !row.exists() && (dropping || q.removed || q.leaving) {
 		return
 	}
 	// A region that has yet to acknowledge gets no more than it was sent last.

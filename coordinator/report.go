@@ -159,8 +159,8 @@ func (m *Machine) takeQuota(now time.Time, r *region, q *quota.QuotaReport, newe
 	switch {
 	case q.Version == 0:
 		row.heldGen = ""
-		if newer && q.ID.Key != "" && q.Demand >= idle {
-			sq.rouse(now) // flagged again, on its way back
+		if newer && sq.leaving && q.Demand >= idle {
+			m.urge(now, row, q.Demand) // flagged again, on its way back
 		}
 	case newer:
 		row.heldGen = r.gen
@@ -188,6 +188,9 @@ func (m *Machine) takeQuota(now time.Time, r *region, q *quota.QuotaReport, newe
 		return
 	}
 	m.plan(sq, now)
+	if sq.parent != nil && !sq.parent.rows[r.index].heldUpAt.IsZero() {
+		m.plan(sq.parent, now)
+	}
 }
 
 // adopt believes a region that holds something which is not in the ledger: the

@@ -44,8 +44,10 @@ type agent struct {
 	urgentAt       int64
 	denied         bool // in the last tick
 	acks, failures int
-	reported       quota.QuotaReport
-	known, granted bool
+	// reported are the last lines that were heard, of the policy and of the key.
+	reported [2]quota.QuotaReport
+	known    [2]bool
+	granted  bool
 	wantFull       bool
 	fullAt         int64
 }
@@ -102,19 +104,35 @@ func (a *agent) report(now int64, urgent bool) error {
 		Region: a.region, Gen: a.gen(), Epoch: a.store.epoch, SentAt: now, Revision: 1,
 		Full: a.wantFull || now-a.fullAt >= micros(fullEvery),
 	}
-	q := a.store.held(now)
-	load := a.takeLoad(now)
-	if urgent {
-		a.urgentAt = now
-		load.offered = float64(a.second.sum)
-	}
-	q.Demand, q.Total, q.Admitted, q.Urgent = load.offered, load.offered, min(load.admitted, load.offered), urgent
-	if r.Full || !a.known || !q.Drained || a.granted || q != a.reported {
-		r.Quotas = append(r.Quotas, q)
+	for i, q := range a.lines(now, urgent) {
+		if q.ID.Policy != "" && (r.Full || !a.known[i] || !q.Drained || a.granted || q != a.reported[i]) {
+			r.Quotas = append(r.Quotas, q)
+		}
 	}
 	a.calls++
 	a.call, a.calledAt, a.asked = a.calls, now, r
 	return a.ask(now, a.call, r)
+}
+
+// lines are the report's line of the policy, and that of the key if there is one: when
+// it has its own record, or is near its limit.
+func (a *agent) lines(now int64, urgent bool) (lines [2]quota.QuotaReport) {
+	whole, load := a.store.held(now), a.takeLoad(now)
+	whole.Total, whole.Admitted = load.offered, min(load.admitted, load.offered)
+	key, tracked := a.store.heldKey(now)
+	if !tracked {
+		whole.Demand = load.offered
+		if !urgent && !a.store.flagged(a.denied) {
+			return [2]quota.QuotaReport{whole}
+		}
+		key = quota.QuotaReport{ID: key.ID, Period: key.Period, Drained: true}
+	}
+	key.Demand, key.Total, key.Admitted, key.Urgent = load.offered, load.offered, whole.Admitted, urgent
+	if urgent {
+		a.urgentAt = now
+		key.Demand = float64(a.second.sum)
+	}
+	return [2]quota.QuotaReport{whole, key}
 }
 
 // gen is the id of the region's dataset, present or to come.
@@ -174,7 +192,11 @@ func (a *agent) heard() {
 		a.wantFull, a.fullAt = false, a.calledAt
 	}
 	for _, q := range a.asked.Quotas {
-		a.reported, a.known, a.granted = q, true, false
+		i := 0
+		if q.ID.Key != "" {
+			i = 1
+		}
+		a.reported[i], a.known[i], a.granted = q, true, false
 	}
 }
 
@@ -184,7 +206,8 @@ func (a *agent) pause(now int64, in quota.Instructions) int64 {
 	if in.NextReport > 0 {
 		next = micros(min(max(in.NextReport, minInterval), maxBackoff))
 	}
-	if q := a.store.held(now); q.Version > 0 && !q.Drained {
+	key, tracked := a.store.heldKey(now)
+	if q := a.store.held(now); q.Version > 0 && !q.Drained || tracked && !key.Drained {
 		next = min(next, micros(drainInterval))
 	}
 	return next
@@ -197,7 +220,7 @@ func (a *agent) jittered() int64 {
 
 // wake brings back a region that was away, with its data.
 func (a *agent) wake(now int64) {
-	a.call, a.failures, a.acks, a.wantFull, a.known = 0, 0, 0, true, false
+	a.call, a.failures, a.acks, a.wantFull, a.known = 0, 0, 0, true, [2]bool{}
 	a.window, a.second, a.began, a.loaded = counts{}, recent{}, now, now
 	a.load, a.next, a.denied = counts{}, now, false
 }

@@ -11,6 +11,7 @@ import (
 // The one quota that is simulated, and its names in a store of one stripe.
 const (
 	policyID  = "simulated"
+	keyName   = "0000000000000000:" + policyID // as quota.TrackedKey has it, of stripe 0
 	shareKey  = "rl:{0}@share:" + policyID
 	bucketKey = "rl:{0}:" + policyID
 )
@@ -21,9 +22,12 @@ type store struct {
 	entry []quota.Entry
 	// level is what could be spent at once after the last attempt.
 	level quota.Tokens
-	// share is in force, version the one it came with. Before the first it is the floor.
+	// share is in force: the key's own when it is tracked, else that of the policy,
+	// whole, which came with version. Before the first it is the floor.
 	share   quota.Share
+	whole   quota.Share
 	version int64
+	tracked bool
 	epoch   quota.Epoch
 	gen     string
 	// hold is the largest share that entries of a log may still stem from, shrunk when
@@ -37,7 +41,7 @@ type store struct {
 // newStore returns a store that enforces shares of the policy, from its floor on.
 func newStore(p *quota.Policy, floor quota.Share, onShare func()) *store {
 	return &store{
-		model: quota.NewModel(), share: floor, onShare: onShare,
+		model: quota.NewModel(), share: floor, whole: floor, onShare: onShare,
 		entry: []quota.Entry{{
 			Bucket: bucketKey, ShareKey: shareKey, Algorithm: p.Algorithm, Limit: p.Limit, Base: p.Limit, Floor: floor,
 		}},
@@ -100,26 +104,46 @@ func (s *store) initialise(now int64, gen string, fresh bool) {
 	s.gen = gen
 }
 
-// apply applies grants as a region's agent does, and reads back what is in force.
+// apply applies grants as a region's agent does, those of the key first, and reads back
+// what is in force.
 func (s *store) apply(now int64, epoch quota.Epoch, grants []quota.Grant) error {
-	keys := make([]string, len(grants))
-	for i := range keys {
-		keys[i] = shareKey
+	var keys, whole []quota.Grant
+	for _, g := range grants {
+		if g.ID.Key != "" {
+			keys = append(keys, g)
+		} else {
+			whole = append(whole, g)
+		}
 	}
-	if _, err := s.model.Apply(now, 0, epoch, s.gen, keys, grants); err != nil {
-		return fmt.Errorf("apply %d grants: %w", len(grants), err)
+	places := make([]quota.Place, len(keys))
+	for i := range places {
+		places[i] = quota.Place{Bucket: bucketKey, ShareKey: shareKey}
+	}
+	if _, err := s.model.Track(now, 0, epoch, s.gen, places, keys); err != nil {
+		return fmt.Errorf("apply %d grants of the key: %w", len(keys), err)
+	}
+	names := make([]string, len(whole))
+	for i := range names {
+		names[i] = shareKey
+	}
+	if _, err := s.model.Apply(now, 0, epoch, s.gen, names, whole); err != nil {
+		return fmt.Errorf("apply %d grants: %w", len(whole), err)
 	}
 	s.epoch = epoch
 	if version, share, ok := s.model.Held(shareKey); ok {
-		if share.Capacity < s.share.Capacity {
+		if share.Capacity < s.whole.Capacity {
 			if now-s.shrunk >= s.window() {
 				s.hold = 0
 			}
-			s.hold, s.shrunk = max(s.hold, s.share.Capacity), now
+			s.hold, s.shrunk = max(s.hold, s.whole.Capacity), now
 		}
-		s.share, s.version = share, version
-		s.onShare()
+		s.whole, s.version, s.share = share, version, share
 	}
+	var key quota.KeyState
+	if key, s.tracked = s.model.HeldKey(now, bucketKey); s.tracked {
+		s.share = key.Share
+	}
+	s.onShare()
 	return nil
 }
 
@@ -132,14 +156,28 @@ func (s *store) window() int64 {
 // a log is taken to hold what its share was until a window has passed.
 func (s *store) held(now int64) quota.QuotaReport {
 	r := quota.QuotaReport{
-		ID: quota.ID{Policy: policyID}, Version: s.version, Share: s.share,
+		ID: quota.ID{Policy: policyID}, Version: s.version, Share: s.whole,
 		Period: s.entry[0].Base.Period, Drained: true,
 	}
-	if s.entry[0].Algorithm == quota.SlidingLog && now-s.shrunk < s.window() && s.hold > s.share.Capacity {
+	if s.entry[0].Algorithm == quota.SlidingLog && now-s.shrunk < s.window() && s.hold > s.whole.Capacity {
 		r.Drained, r.Hold = false, s.hold
 	}
 	return r
 }
+
+// heldKey is what the region reports of the key when it has its own record, as
+// lua.Store does: of a log the entries themselves are counted.
+func (s *store) heldKey(now int64) (r quota.QuotaReport, ok bool) {
+	key, ok := s.model.HeldKey(now, bucketKey)
+	return quota.QuotaReport{
+		ID: quota.ID{Policy: policyID, Key: keyName}, Version: key.Version, Share: key.Share, Period: s.entry[0].Base.Period,
+		Drained: key.Hold <= key.Share.Capacity, Hold: key.Hold, Surrendered: key.Surrendered,
+	}, ok
+}
+
+// flagged reports whether the key is near its limit here: it has less than half of its
+// share left, or was denied.
+func (s *store) flagged(denied bool) bool { return denied || s.level < s.share.Capacity/2 }
 
 // starves reports whether a region should ask for more: it denies, or it is about
 // to at the present rate, in tokens per second.

@@ -65,15 +65,15 @@ func (w *split) commit(now int64) error {
 		}
 		w.machine.Committed(b)
 	}
+	var targets []quota.Share
 	for _, q := range w.machine.Status(instant(now)).Quotas {
-		var targets []quota.Share
 		for _, r := range q.Regions {
 			targets = append(targets, r.Share)
 		}
-		if !slices.Equal(targets, w.targets) {
-			w.targets = targets
-			w.changes++
-		}
+	}
+	if !slices.Equal(targets, w.targets) {
+		w.targets = targets
+		w.changes++
 	}
 	return nil
 }
