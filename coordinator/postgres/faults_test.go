@@ -188,8 +188,15 @@ func TestLostCommitsAreNoticed(t *testing.T) {
 
 			require.NoError(t, l.Commit(t.Context(), s.Epoch, known))
 			require.Len(t, requireLossy(t, l, true).Regions, 1)
+			seen := requireLossy(t, l, true).Epoch
+			require.NoError(t, l.Distrust(t.Context()))
+			require.ErrorIs(t, l.TrustAt(t.Context(), seen), quota.ErrFenced, "it was distrusted after somebody had looked")
+			seen = requireLossy(t, l, true).Epoch
+			require.NoError(t, l.TrustAt(t.Context(), seen))
+			requireLossy(t, l, false)
+			require.NoError(t, l.Distrust(t.Context()))
 			require.NoError(t, l.Trust(t.Context()))
-			require.Len(t, requireLossy(t, l, false).Regions, 1)
+			require.Empty(t, requireLossy(t, l, false).Regions)
 		})
 	}
 }

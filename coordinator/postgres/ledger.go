@@ -179,3 +179,18 @@ func (l *Ledger) Trust(ctx context.Context) error {
 	_, err := l.pool.Exec(ctx, `UPDATE ledger_state SET lossy = false RETURNING `+durable)
 	return translate("trust the ledger", err)
 }
+
+// TrustAt is Trust by somebody who has looked at what an epoch's leader knew. It fails
+// with quota.ErrFenced when a later epoch has begun, as it does when somebody has
+// distrusted the ledger since.
+func (l *Ledger) TrustAt(ctx context.Context, epoch quota.Epoch) error {
+	const op = "trust the ledger"
+	tag, err := l.pool.Exec(ctx, `UPDATE ledger_state SET lossy = false WHERE epoch = $1 RETURNING `+durable, epoch)
+	if err != nil {
+		return translate(op, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return fmt.Errorf("%s: epoch %d has ended: %w", op, epoch, quota.ErrFenced)
+	}
+	return nil
+}

@@ -3,6 +3,7 @@ package app
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -189,28 +190,42 @@ func (k ledgerKeeper) Distrust(ctx context.Context, by policystore.Edit) error {
 	return nil
 }
 
-// Trust implements rpc.LedgerKeeper.
+// Trust implements rpc.LedgerKeeper. Without force it holds for what this coordinator
+// knows as the leader: nobody is awaited, and the ledger was not distrusted since.
 func (k ledgerKeeper) Trust(ctx context.Context, by policystore.Edit, force bool) error {
+	o := k.candidate.Overview()
+	if !force {
+		if !o.Leadership.Serving {
+			return &coordinator.NotLeaderError{URL: o.Leadership.URL}
+		}
+		if awaited := awaitedOf(o.Regions); len(awaited) > 0 {
+			return fmt.Errorf("%s: not all that it holds has been reported; wait for it, take it out of --regions, "+
+				"or force it if you know that no traffic is limited there: %w", strings.Join(awaited, ", "), quota.ErrInvalid)
+		}
+	}
 	detail := "the ledger is complete"
-	if awaited := k.awaited(); force {
+	if force {
 		detail += "; forced"
-	} else if len(awaited) > 0 {
-		return fmt.Errorf("%s: not all that it holds has been reported; wait for it, take it out of --regions, "+
-			"or force it if you know that no traffic is limited there: %w", strings.Join(awaited, ", "), quota.ErrInvalid)
 	}
 	if err := k.audit.Record(ctx, by, policystore.ActionTrustLedger, detail); err != nil {
 		return err
 	}
-	if err := k.ledger.Trust(ctx); err != nil {
+	trust := k.ledger.Trust
+	if !force {
+		trust = func(ctx context.Context) error { return k.ledger.TrustAt(ctx, o.Epoch) }
+	}
+	if err := trust(ctx); errors.Is(err, quota.ErrFenced) {
+		return fmt.Errorf("the ledger has been distrusted or loaded again meanwhile; look at the status, and repeat it: %w", quota.ErrConflict)
+	} else if err != nil {
 		return err
 	}
 	k.candidate.Reload()
 	return nil
 }
 
-// awaited names the regions that the ledger waits for.
-func (k ledgerKeeper) awaited() (names []string) {
-	for _, r := range k.candidate.Overview().Regions {
+// awaitedOf names the regions that the ledger waits for.
+func awaitedOf(regions []coordinator.RegionStatus) (names []string) {
+	for _, r := range regions {
 		if r.Awaited {
 			names = append(names, "region "+string(r.Region))
 		}
