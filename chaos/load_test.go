@@ -37,6 +37,10 @@ type load struct {
 
 	cancel context.CancelFunc
 	done   sync.WaitGroup
+	// restless keeps demand moving between regions, without the pauses that fill buckets;
+	// nudges wake who moves it, one for each policy.
+	restless atomic.Bool
+	nudges   []chan struct{}
 
 	mu        sync.Mutex
 	admitted  [][]call // by stream
@@ -58,7 +62,8 @@ type sample struct {
 }
 
 func (w *world) startLoad(streams []stream) *load {
-	l := &load{w: w, streams: streams, admitted: make([][]call, len(streams)), rates: make([][]atomic.Uint64, len(w.sites))}
+	w.load = &load{w: w, streams: streams, admitted: make([][]call, len(streams)), rates: make([][]atomic.Uint64, len(w.sites))}
+	l := w.load
 	ctx, cancel := context.WithCancel(context.Background())
 	l.cancel = cancel
 	for i := range w.sites {
@@ -195,19 +200,34 @@ func (l *load) move(seed uint64) {
 	l.cancel = func() { cancel(); stop() }
 	for k, p := range l.w.set {
 		r := rand.New(rand.NewPCG(seed, uint64(k)))
+		nudge := make(chan struct{}, 1)
+		l.nudges = append(l.nudges, nudge)
 		l.done.Go(func() {
 			for hot, idle := r.IntN(len(l.w.sites)), true; ; {
 				hot, idle = l.mix(r, p, hot, idle)
 				timer := time.NewTimer(between(r, 1500*time.Millisecond, 4*time.Second))
 				select {
 				case <-timer.C:
-					continue
+				case <-nudge:
 				case <-ctx.Done():
+					timer.Stop()
+					return
 				}
 				timer.Stop()
-				return
 			}
 		})
+	}
+}
+
+// keepMoving makes the demand of every policy move at once and again and again, so that
+// a share that does not follow is not for want of a reason.
+func (l *load) keepMoving(yes bool) {
+	l.restless.Store(yes)
+	for _, nudge := range l.nudges {
+		select {
+		case nudge <- struct{}{}:
+		default:
+		}
 	}
 }
 
@@ -219,10 +239,11 @@ func (l *load) mix(r *rand.Rand, p *quota.Policy, hot int, wasIdle bool) (nowHot
 		limit = float64(p.Limit.Capacity.Whole()) / p.Limit.Period.Seconds()
 	}
 	parts, total := []float64{1. / 3, 1. / 3, 1. / 3}, limit*(1+3*r.Float64())
-	switch idle = !wasIdle && r.IntN(4) == 0; {
+	restless := l.restless.Load()
+	switch idle = !wasIdle && !restless && r.IntN(4) == 0; {
 	case idle:
 		total = 0
-	case wasIdle:
+	case wasIdle && !restless:
 		total = limit * 4
 	default:
 		hot = (hot + 1 + r.IntN(len(l.w.sites)-1)) % len(l.w.sites)

@@ -26,6 +26,8 @@ const (
 	envRounds = "WEIR_CHAOS_ROUNDS"
 	// envSeed repeats the choices of an earlier run, though not its timing.
 	envSeed = "WEIR_CHAOS_SEED"
+	// envFaults chooses the faults whose names contain it.
+	envFaults = "WEIR_CHAOS_FAULTS"
 	// envReport names a file that gets the tables.
 	envReport = "WEIR_CHAOS_REPORT"
 	// envOutage is how long the coordinators and Postgres are away.

@@ -76,6 +76,7 @@ type world struct {
 	postgres []*link
 	sites    []*site
 	http     *http.Client
+	load     *load
 }
 
 func newWorld(tb testing.TB, r *rand.Rand, cfg worldConfig) *world {
@@ -276,12 +277,16 @@ func (w *world) status(i int) (s status) {
 }
 
 // hearsAll says whether a coordinator leads and has heard every region since it does.
-func (w *world) hearsAll(s status) bool {
-	all := s.Leadership.Serving
+func (w *world) hearsAll(s status) bool { return w.hears(s) == len(w.sites) }
+
+// hears returns how many regions a coordinator that leads has heard.
+func (w *world) hears(s status) (n int) {
 	for _, site := range w.sites {
-		all = all && !s.heard(site.name).IsZero()
+		if s.Leadership.Serving && !s.heard(site.name).IsZero() {
+			n++
+		}
 	}
-	return all
+	return n
 }
 
 // leader waits until a coordinator leads and has heard all regions.
