@@ -34,6 +34,8 @@ type appeal struct {
 	until time.Time
 	// open is true until a split has answered it.
 	open bool
+	// since is when the region began to ask for what it does not hold yet.
+	since time.Time
 }
 
 // demand is what a region is taken to be offered: the rate of the running second
@@ -58,7 +60,9 @@ func (m *Machine) urge(now time.Time, row *row, rate float64) {
 		m.borrows.Rested++
 		return
 	}
-	a.open = true
+	if a.open = true; a.since.IsZero() {
+		a.since = now
+	}
 	q.rouse(now)
 	m.borrows.Asked++
 	m.restless = now.Add(restlessFor)
@@ -125,10 +129,34 @@ func (m *Machine) borrow(q *splitQuota, now time.Time) {
 			a.rest = 0
 			continue
 		}
+		a.since = time.Time{}
 		a.rest = min(max(firstRest, 2*a.rest), lastRest)
 		a.until = now.Add(a.rest)
 	}
 	m.plan(q, now)
+}
+
+// maxServed bounds what is kept for who measures the times.
+const maxServed = 1000
+
+// serve notes that a region holds all that it was to have, if it had asked for it.
+func (m *Machine) serve(row *row, now time.Time) {
+	a := &row.appeal
+	if a.since.IsZero() || !row.settled() || row.Sent != row.quota.targets[row.region.index] {
+		return
+	}
+	if len(m.served) < maxServed {
+		m.served = append(m.served, now.Sub(a.since))
+	}
+	a.since = time.Time{}
+}
+
+// Served returns how long regions have waited for what they asked for between
+// rebalances, of those that were served since it was last called.
+func (m *Machine) Served() []time.Duration {
+	out := m.served
+	m.served = nil
+	return out
 }
 
 // gained returns by what part of the limit a share has grown.

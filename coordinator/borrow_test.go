@@ -77,6 +77,9 @@ func TestUrgentRegionDoesNotWaitForTheRebalance(t *testing.T) {
 	l.report(three[0], 80, false)
 	require.GreaterOrEqual(t, perSecond(l.of(three[0]).Sent), 80.0)
 	require.True(t, l.now.Before(l.m.Next()), "the rebalance is still to come")
+	l.now = l.now.Add(100 * time.Millisecond)
+	l.report(three[0], 80, false)
+	require.Equal(t, []time.Duration{100 * time.Millisecond}, l.m.Served())
 }
 
 // Two regions that ask at once are answered together, one gap later.

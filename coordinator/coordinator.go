@@ -153,6 +153,9 @@ func (c *Coordinator) Report(ctx context.Context, rep quota.Report) (quota.Instr
 	// A ledger that does not answer keeps back what is not committed, no more.
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for _, d := range c.machine.Served() {
+		c.metrics.borrowTime.Observe(d.Seconds())
+	}
 	return c.machine.Instructions(rep), nil
 }
 

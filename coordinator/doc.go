@@ -41,9 +41,14 @@
 // L5: a version may replace one that is not acknowledged; MaxSent keeps the
 // maximum of all that may still arrive.
 //
-// L6, conserved tokens: a grow raises no level. The one gift there is goes with the
-// first version of a quota that no region has any row of: its whole capacity is
-// unspent, but for the floors. Tokens that shrinks surrender are not passed on.
+// L6, conserved tokens: a grow raises no level, except by the gift it brings. The
+// first version of a quota that no region has any row of brings its whole capacity but
+// for the floors, since that is unspent. Later gifts are for tracked keys, whose level
+// a region knows: what a shrink cut off is parked here when it is acknowledged, and
+// goes with grows of the same key. What is parked never exceeds the capacity that is
+// allocated to nobody, also when the limit falls, and a gift never the capacity that
+// its grow adds; so levels, gifts under way and parked tokens sum to at most the
+// capacity. A gift is in one version only, and none is repeated to another dataset.
 //
 // F2, permanent parts: each version carries, beside the share, the part of it that the
 // region may go on using when its lease is over. Machine.permanent alone chooses it:
@@ -126,6 +131,33 @@
 // region that rises with each reclaim, that leases name and that peers promise not to go
 // below. Here the coordinator alone extends leases, and a row that is Reclaimed says
 // the same as a term below the lowest one allowed. The region record has a place for it.
+//
+// # Tracked keys
+//
+// The default split of a policy holds for all its keys. A key that comes near its limit
+// in a region is given rows of its own (see flag), so that its share can follow its own
+// demand; all others keep the default. In a region the key follows the default share
+// until it has pinned its own record, and may again once it was told to drop it. So:
+//
+//   - While a region is not known to have pinned a key, or may have dropped it, the
+//     key's bound there is that of the default share as well, and the default share of
+//     that region does not grow (loose). It may shrink.
+//   - A dataset that has lost a key's record is told the default share only after it
+//     holds the key's again (withheld): the key's share may be less, and the
+//     difference with others.
+//   - Going back, a key is given the default share in every region first. A minute
+//     after a region has acknowledged that, when no earlier version can be under way,
+//     it is told to drop the record.
+//
+// Hence the sum of a key's bounds is at most the limit throughout, by the argument above.
+//
+// # Borrowing
+//
+// A region that denies, or is about to, says so at once and is not made to wait for the
+// next rebalance: the targets of that quota are computed anew, at most each 200 ms
+// (see borrow). Only targets change by that, so nothing above depends on it. Weights,
+// which say who yields when demand exceeds a limit, follow what each region was
+// admitted over a day, and grow by at most a quarter in an hour.
 //
 // # Who is authoritative
 //

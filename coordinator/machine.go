@@ -57,6 +57,8 @@ type Machine struct {
 	// urgent are quotas that regions have asked to be split again, too soon after the last time.
 	urgent  []*splitQuota
 	borrows Borrows
+	// served are the times that regions have waited for what they asked for.
+	served []time.Duration
 	// flagsLeft counts flagged keys that were not given a split of their own.
 	flagsLeft int64
 	// restless is until when regions are asked to report more often.

@@ -16,6 +16,7 @@ type metrics struct {
 	duration   prometheus.Histogram
 	commits    struct{ ok, failed prometheus.Counter }
 	refused    struct{ invalid, fenced prometheus.Counter }
+	borrowTime prometheus.Histogram
 }
 
 func newMetrics(reg prometheus.Registerer, regions []quota.Region, c *Coordinator) *metrics {
@@ -32,6 +33,10 @@ func newMetrics(reg prometheus.Registerer, regions []quota.Region, c *Coordinato
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8),
 		}),
 	}
+	m.borrowTime = f.NewHistogram(prometheus.HistogramOpts{
+		Name: "weir_coordinator_borrow_duration_seconds", Help: "Time from a region's asking for more to its holding all that the split then gave it.",
+		Buckets: prometheus.ExponentialBuckets(0.05, 2, 12),
+	})
 	commits := f.NewCounterVec(prometheus.CounterOpts{
 		Name: "weir_coordinator_ledger_commits_total", Help: "Ledger commits by result.",
 	}, []string{"result"})
@@ -57,7 +62,7 @@ func newMetrics(reg prometheus.Registerer, regions []quota.Region, c *Coordinato
 // each gauge. What it shows has the labels of a closed set, however many quotas there are.
 type totalsCollector struct {
 	totals func() Totals
-	gauges []totalsGauge
+	gauges []totalsGauge // and counters
 	all    []*prometheus.Desc
 }
 
@@ -65,6 +70,7 @@ type totalsCollector struct {
 type totalsGauge struct {
 	desc  *prometheus.Desc
 	label []string
+	kind  prometheus.ValueType
 	value func(*Totals) float64
 }
 
@@ -79,8 +85,18 @@ func newTotalsCollector(totals func() Totals) *totalsCollector {
 		return d
 	}
 	add := func(name, help string, value func(*Totals) float64) {
-		c.gauges = append(c.gauges, totalsGauge{desc(name, help), nil, value})
+		c.gauges = append(c.gauges, totalsGauge{desc(name, help), nil, prometheus.GaugeValue, value})
 	}
+	add("weir_coordinator_tracked_keys", "Keys that have a split of their own.", func(t *Totals) float64 { return float64(t.TrackedKeys) })
+	add("weir_coordinator_parked_tokens", "Tokens that shrinks of tracked keys have surrendered, to be passed on.",
+		func(t *Totals) float64 { return float64(t.Parked) / float64(quota.Token) })
+	refused := desc("weir_coordinator_keys_refused_total", "Keys near their limit that were given no split of their own, because a policy has enough of them.")
+	c.gauges = append(c.gauges, totalsGauge{refused, nil, prometheus.CounterValue, func(t *Totals) float64 { return float64(t.KeysRefused) }})
+	borrows := desc("weir_coordinator_borrows_total",
+		"Times that regions asked for more between rebalances: served, or ignored because asking had brought nothing lately.", "result")
+	c.gauges = append(c.gauges,
+		totalsGauge{borrows, []string{"served"}, prometheus.CounterValue, func(t *Totals) float64 { return float64(t.Borrows.Asked) }},
+		totalsGauge{borrows, []string{"ignored"}, prometheus.CounterValue, func(t *Totals) float64 { return float64(t.Borrows.Rested) }})
 	add("weir_coordinator_allocated_ratio_max", "Largest part of any limit that regions may be using; above 1 only while a lowered limit is not effective.",
 		func(t *Totals) float64 { return t.Fullest })
 	add("weir_coordinator_unallocated_tokens", "Capacity that no region may use, summed over all quotas.",
@@ -99,7 +115,7 @@ func newTotalsCollector(totals func() Totals) *totalsCollector {
 		func(t *Totals) float64 { return float64(t.ReclaimedShares) })
 	pending := desc("weir_coordinator_pending_grants", "Grants that their region has not acknowledged yet, by age.", "age")
 	for i, label := range grantAgeLabels {
-		c.gauges = append(c.gauges, totalsGauge{pending, []string{label}, func(t *Totals) float64 { return float64(t.Ages[i]) }})
+		c.gauges = append(c.gauges, totalsGauge{pending, []string{label}, prometheus.GaugeValue, func(t *Totals) float64 { return float64(t.Ages[i]) }})
 	}
 	return c
 }
@@ -115,7 +131,7 @@ func (c *totalsCollector) Describe(ch chan<- *prometheus.Desc) {
 func (c *totalsCollector) Collect(ch chan<- prometheus.Metric) {
 	t := c.totals()
 	for _, g := range c.gauges {
-		ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.value(&t), g.label...)
+		ch <- prometheus.MustNewConstMetric(g.desc, g.kind, g.value(&t), g.label...)
 	}
 }
 

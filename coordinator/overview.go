@@ -57,6 +57,14 @@ type Totals struct {
 	// ReclaimedShares is how many were taken back because a lease was over, and are
 	// with others until the region has returned.
 	ReclaimedShares int `json:"reclaimedShares"`
+	// TrackedKeys is how many of the quotas are single keys. Parked are tokens that
+	// shrinks of theirs have surrendered and no grow has brought along yet.
+	TrackedKeys int          `json:"trackedKeys"`
+	Parked      quota.Tokens `json:"parked"`
+	// Borrows counts what came of asking for more between rebalances, KeysRefused
+	// the flagged keys that were not tracked, both since this coordinator leads.
+	Borrows     Borrows `json:"-"`
+	KeysRefused int64   `json:"-"`
 }
 
 // GrantAges counts grants by how long they have not been acknowledged.
@@ -227,11 +235,14 @@ func (m *Machine) small(q *splitQuota) bool {
 }
 
 func (m *Machine) totals(now time.Time) (t Totals) {
+	t.Borrows, t.KeysRefused = m.borrows, m.flagsLeft
 	for _, q := range m.order {
 		if q.removed {
 			continue
 		}
 		t.Quotas++
+		t.TrackedKeys += count(q.parent != nil)
+		t.Parked += q.parked
 		sum := m.allocated(q)
 		t.Unallocated += max(0, q.limit.Capacity-sum.Capacity)
 		if q.limit.Capacity > 0 {

@@ -187,6 +187,7 @@ func (m *Machine) takeQuota(now time.Time, r *region, q *quota.QuotaReport, newe
 	default:
 		return
 	}
+	m.serve(row, now)
 	m.plan(sq, now)
 	if sq.parent != nil && !sq.parent.rows[r.index].heldUpAt.IsZero() {
 		m.plan(sq.parent, now)

@@ -203,22 +203,6 @@ func (m *Machine) returned(q *splitQuota) bool {
 	return true
 }
 
-// Tracking says how many keys have a split of their own, and how many flagged ones
-// were refused one since the machine began.
-type Tracking struct {
-	Keys    int
-	Refused int64
-}
-
-// Tracking returns the present counts.
-func (m *Machine) Tracking() Tracking {
-	t := Tracking{Refused: m.flagsLeft}
-	for _, q := range m.order {
-		t.Keys += len(q.keys)
-	}
-	return t
-}
-
 // surrender parks what a shrink has cut off a key's level, to be passed on (L6).
 func (m *Machine) surrender(row *row, q *quota.QuotaReport) {
 	if row.quota.parent != nil && row.quota.algorithm == quota.TokenBucket && row.AckVersion != q.Version && q.Version == row.Version {

@@ -298,8 +298,8 @@ func TestTrackedKeysAreBounded(t *testing.T) {
 	}
 	w.exchange(three[0])
 	require.Len(t, w.m.Status(w.now).Quotas, 1+coordinator.MaxTrackedKeys)
-	require.EqualValues(t, 100, w.m.Tracking().Refused)
-	require.Equal(t, coordinator.MaxTrackedKeys, w.m.Tracking().Keys)
+	require.EqualValues(t, 100, w.m.Overview(w.now).Totals.KeysRefused)
+	require.Equal(t, coordinator.MaxTrackedKeys, w.m.Overview(w.now).Totals.TrackedKeys)
 }
 
 // L6: what a shrink cuts off one region's level may raise another's, and no more.
