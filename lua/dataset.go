@@ -213,7 +213,7 @@ func (s *Store) Held(ctx context.Context, policyIDs []string) ([]quota.QuotaRepo
 type heldShare struct {
 	any, missing bool
 	version      int64
-	share        quota.Share
+	share, perm  quota.Share
 	period       time.Duration
 	hold         quota.Tokens
 }
@@ -245,6 +245,7 @@ func (h *heldShare) add(text string, now int64) error {
 	}
 	h.any = true
 	h.share = h.share.Max(quota.Share{Capacity: quota.Tokens(n[2]), Refill: quota.Tokens(n[3])})
+	h.perm = h.perm.Max(quota.Share{Capacity: quota.Tokens(n[10]), Refill: quota.Tokens(n[11])})
 	h.period = max(h.period, period)
 	// Entries admitted under a larger share leave within a window of its shrink.
 	window := int64(math.Ceil(float64(n[4]) * (1 + quota.Drift)))
@@ -256,7 +257,7 @@ func (h *heldShare) add(text string, now int64) error {
 
 func (h *heldShare) report(policy string) quota.QuotaReport {
 	r := quota.QuotaReport{
-		ID: quota.ID{Policy: policy}, Version: h.version, Share: h.share, Period: h.period,
+		ID: quota.ID{Policy: policy}, Version: h.version, Share: h.share, Permanent: h.perm.Min(h.share), Period: h.period,
 		Drained: h.hold <= h.share.Capacity, Hold: h.hold,
 	}
 	if h.missing {

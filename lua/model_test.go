@@ -251,11 +251,13 @@ func (a *agreement) step() error {
 		return a.refund()
 	case n < 90:
 		return a.apply(true)
-	case n < 96:
+	case n < 95:
 		return a.apply(false)
 	case n < 97:
-		return a.held()
+		return a.renew()
 	case n < 98:
+		return a.held()
+	case n < 99:
 		return a.heldKeys()
 	default:
 		return a.initialise()

@@ -24,6 +24,10 @@ var (
 	demandTakeSource string
 	//go:embed agent.lua
 	agentSource string
+	//go:embed lease.lua
+	leaseSource string
+	//go:embed clock.lua
+	clockSource string
 )
 
 // script is a script's text and the name that Redis gives it.
@@ -36,7 +40,7 @@ func newScript(source string) script {
 
 // scripts are what a store loads into every primary.
 type scripts struct {
-	acquire, refund, apply, region, tracked, demandAdd, demandTake, agent script
+	acquire, refund, apply, region, tracked, demandAdd, demandTake, agent, lease, clock script
 }
 
 func newScripts(rewrite func(string) string) scripts {
@@ -45,9 +49,10 @@ func newScripts(rewrite func(string) string) scripts {
 		acquire: s(acquireSource), refund: s(refundSource), apply: s(applySource), region: s(regionSource),
 		tracked:   s(trackedSource),
 		demandAdd: s(demandAddSource), demandTake: s(demandTakeSource), agent: s(agentSource),
+		lease: s(leaseSource), clock: s(clockSource),
 	}
 }
 
 func (s scripts) all() []script {
-	return []script{s.acquire, s.refund, s.apply, s.region, s.tracked, s.demandAdd, s.demandTake, s.agent}
+	return []script{s.acquire, s.refund, s.apply, s.region, s.tracked, s.demandAdd, s.demandTake, s.agent, s.lease, s.clock}
 }

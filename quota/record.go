@@ -193,6 +193,12 @@ func (r record) settled(g Grant, epoch Epoch, now, leaseEnd float64) record {
 		}
 		return n
 	}
+	return r.settledInto(n, float64(g.Gift), now, leaseEnd)
+}
+
+// settledInto returns n, the record of a token bucket that is to take the place of this
+// one, with what this one has accrued.
+func (r record) settledInto(n record, gift, now, leaseEnd float64) record {
 	n.at = math.Max(now, r.at)
 	exact, capacity := r.exact(n.at-r.at, now, leaseEnd)
 	gained := math.Floor(exact)
@@ -204,7 +210,6 @@ func (r record) settled(g Grant, epoch Epoch, now, leaseEnd float64) record {
 		carry = math.Floor((exact - gained) * per / n.refill)
 	}
 	n.at -= carry
-	gift := float64(g.Gift)
 	n.ghost = math.Min(n.capacity, math.Min(capacity, r.ghost+exact)+gift) - phase(carry*n.refill/per, n.capacity)
 	n.ghost = math.Max(0, math.Floor(float64(n.ghost*1e6)+0.5)/1e6)
 	n.grown = r.regrown(n.acc, gift, capacity+gift, n.capacity)
