@@ -53,6 +53,11 @@ type PolicyExplanation struct {
 	Share    Share
 	Version  int64
 	ShareAge time.Duration
+	// Leased is true when Share depends on the region's lease, which lasts for
+	// LeaseLeft; when that is zero, Share is only what is Permanent of it.
+	Leased    bool
+	Permanent Share
+	LeaseLeft time.Duration
 	// Suggestion says what would have let the request through; empty when it is allowed.
 	Suggestion string
 }

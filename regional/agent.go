@@ -89,6 +89,8 @@ type Agent struct {
 	failures int
 	loads    map[string]load // of the window taken at taken
 	taken    time.Time
+	// leaseTTL is the length of the last lease.
+	leaseTTL time.Duration
 }
 
 // AgentStatus is the agent's condition, for people and readiness pages.
@@ -102,6 +104,9 @@ type AgentStatus struct {
 	// Settled is true once the region has held every share that the coordinator had
 	// for it. It stays true: later changes find the region with shares.
 	Settled bool
+	// LeaseUntil is when the region's lease ends, as this node knows; zero when no
+	// policy needs one. It is in the past while strict policies have their floors.
+	LeaseUntil time.Time
 	// Err is what the last round failed with; nil when it did not.
 	Err error
 }
@@ -240,6 +245,9 @@ func (a *Agent) backoff() time.Duration {
 // round does what is due once and returns how long to wait for the next.
 func (a *Agent) round(ctx context.Context) (time.Duration, error) {
 	if err := a.refreshShares(ctx); err != nil {
+		return 0, err
+	}
+	if err := a.refreshLease(ctx); err != nil {
 		return 0, err
 	}
 	holds, err := a.holdLock(ctx)
@@ -411,6 +419,9 @@ func (a *Agent) note(err error) {
 	s.Holder, s.Gen, s.Epoch, s.Settled, s.Err = a.wasHolder, a.gen, a.epoch, a.settled, err
 	if err == nil && a.wasHolder && a.cfg.Coordinator != nil {
 		s.LastReport = time.Now()
+	}
+	if s.LeaseUntil = (time.Time{}); a.engine.lease.until.Load() != nil {
+		s.LeaseUntil = *a.engine.lease.until.Load()
 	}
 	a.status.Store(&s)
 }

@@ -20,6 +20,7 @@ type Engine struct {
 	swap sync.Mutex // serialises SetIndex
 	view atomic.Pointer[view]
 
+	lease     leaseClock
 	gate      *gate
 	lasting   lasting
 	stop      context.CancelFunc
@@ -52,6 +53,7 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e.local = newLocalStore(cfg.LocalKeys, e.metrics)
 	e.metrics.localKeys(cfg.Registerer, e.local)
+	e.metrics.leaseLeft(cfg.Registerer, &e.lease)
 	e.plans.New = func() any { return new(plan) }
 	e.timers.New = func() any { return stoppedTimer() }
 	return e, nil

@@ -13,6 +13,10 @@ import (
 // exchange reports once and follows the answer. applied says that grants were
 // applied, so that the next report, their acknowledgement, should not wait.
 func (a *Agent) exchange(ctx context.Context, state quota.DatasetState) (next time.Duration, applied bool, err error) {
+	lease, err := a.askLease(ctx)
+	if err != nil {
+		return 0, false, err
+	}
 	report, err := a.buildReport(ctx, state)
 	if err != nil {
 		return 0, false, err
@@ -31,6 +35,9 @@ func (a *Agent) exchange(ctx context.Context, state quota.DatasetState) (next ti
 	}
 	if instr.Full {
 		a.wantFull = true
+	}
+	if err := a.renew(ctx, lease, &report, &instr); err != nil {
+		return 0, false, err
 	}
 	if err := a.apply(ctx, instr); err != nil {
 		return 0, false, err
@@ -229,7 +236,7 @@ func (a *Agent) showShare(q quota.QuotaReport) {
 		return
 	}
 	if s := v.policies[q.ID.Policy]; s != nil && s.demand != nil {
-		s.sawShare(q.Share, q.Version)
+		s.sawShare(q.Share, q.Permanent, q.Version)
 	}
 }
 

@@ -61,10 +61,23 @@ func (s *step) explain(pe *quota.PolicyExplanation, cost quota.Tokens) {
 		}
 		if held != nil && held.version == pe.Version {
 			pe.ShareAge = time.Since(held.since)
+			s.explainLease(pe, held)
 		}
 	}
 	if !s.decision.Allowed {
 		pe.Suggestion = s.suggestion(cost)
+	}
+}
+
+// explainLease says what of a share depends on the region's lease, and for how long it
+// lasts. Once it is over, only the permanent part is shown as the region's share.
+func (s *step) explainLease(pe *quota.PolicyExplanation, held *heldShare) {
+	if held.perm == held.share {
+		return
+	}
+	pe.Leased, pe.Permanent, pe.LeaseLeft = true, held.perm, s.state.lease.left()
+	if pe.LeaseLeft == 0 {
+		pe.Share = held.share.Min(held.perm)
 	}
 }
 

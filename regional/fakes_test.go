@@ -24,6 +24,8 @@ type memStore struct {
 	model   *quota.Model
 	calls   int
 	refunds int
+	// renewals counts extensions of the lease.
+	renewals int
 
 	// before runs ahead of each attempt, after behind it, both without the lock;
 	// an error of before means that nothing was charged.
@@ -193,7 +195,7 @@ func (s *memStore) Apply(_ context.Context, epoch quota.Epoch, gen string, grant
 				old.Hold = old.Share.Capacity
 			}
 			s.algs[g.ID.Policy] = g
-			s.held[g.ID.Policy] = quota.QuotaReport{ID: g.ID, Version: g.Version, Share: g.Share, Period: g.Limit.Period, Hold: old.Hold}
+			s.held[g.ID.Policy] = quota.QuotaReport{ID: g.ID, Version: g.Version, Share: g.Share, Permanent: g.Permanent, Period: g.Limit.Period, Hold: old.Hold}
 		}
 	}
 	return nil
@@ -220,6 +222,46 @@ func (s *memStore) Held(_ context.Context, ids []string) ([]quota.QuotaReport, e
 		out = append(out, q)
 	}
 	return out, nil
+}
+
+func (s *memStore) Clocks(context.Context) ([]int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failing != nil {
+		return nil, s.failing
+	}
+	return slices.Repeat([]int64{time.Now().UnixMicro()}, testStripes), nil
+}
+
+func (s *memStore) Renew(_ context.Context, epoch quota.Epoch, gen string, sent []int64, ttl time.Duration, ids []string) (lapsed bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failing != nil {
+		return false, s.failing
+	}
+	s.renewals++
+	for stripe := range testStripes {
+		var keys []string
+		for _, id := range ids {
+			keys = append(keys, string(quota.AppendShareKey(nil, "rl", stripe, id)))
+		}
+		over, err := s.model.Renew(time.Now().UnixMicro(), stripe, quota.LeaseExtension{Epoch: epoch, Gen: gen, Sent: sent[stripe], TTL: ttl}, keys)
+		if err != nil {
+			return false, err
+		}
+		lapsed = lapsed || over
+	}
+	return lapsed, nil
+}
+
+func (s *memStore) LeaseLeft(context.Context) (time.Duration, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failing != nil {
+		return 0, s.failing
+	}
+	end, err := s.model.LeaseEnd(0)
+	return time.Duration(max(0, end-time.Now().UnixMicro())) * time.Microsecond, err
 }
 
 func (s *memStore) AddDemand(_ context.Context, demands []quota.Demand) error {

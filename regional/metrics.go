@@ -50,6 +50,7 @@ type metrics struct {
 	reportTime   prometheus.Histogram
 	grantLag     prometheus.Histogram
 	isAgent      prometheus.Gauge
+	lapses       prometheus.Counter
 	lastFallback atomic.Int64 // nanoseconds since start, 0 never
 	lastReport   atomic.Int64
 	lastApplied  atomic.Int64
@@ -119,6 +120,9 @@ func (m *metrics) agentMetrics(f promauto.Factory) {
 	m.grantLag = f.NewHistogram(prometheus.HistogramOpts{
 		Name: "weir_agent_apply_duration_seconds", Help: "Time to apply grants on every stripe.",
 		Buckets: prometheus.ExponentialBuckets(1e-3, 2, 13),
+	})
+	m.lapses = f.NewCounter(prometheus.CounterOpts{
+		Name: "weir_lease_lapses_total", Help: "Times that this node extended the region's lease after it had been over.",
 	})
 	m.isAgent = f.NewGauge(prometheus.GaugeOpts{Name: "weir_agent_active", Help: "1 on the node that is its region's agent."})
 }
@@ -215,4 +219,17 @@ func (m *metrics) localKeys(reg prometheus.Registerer, l *localStore) {
 	promauto.With(reg).NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "weir_local_buckets", Help: "In-memory buckets that stand in for the store.",
 	}, func() float64 { return float64(l.size()) })
+}
+
+// leaseLeft registers how long the region's lease lasts, computed when it is read.
+func (m *metrics) leaseLeft(reg prometheus.Registerer, l *leaseClock) {
+	promauto.With(reg).NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "weir_lease_left_seconds",
+		Help: "How long the region's lease lasts, as this node knows; 0 when strict policies have their floors, -1 when no policy needs a lease.",
+	}, func() float64 {
+		if l.until.Load() == nil {
+			return -1
+		}
+		return l.left().Seconds()
+	})
 }

@@ -25,13 +25,16 @@ type policyState struct {
 	share *atomic.Pointer[heldShare]
 	// seen is the version that the newest decision was made under.
 	seen *atomic.Int64
+	// lease is the region's.
+	lease *leaseClock
 }
 
 // heldShare is a share record as last seen.
 type heldShare struct {
-	share   quota.Share
-	version int64
-	since   time.Time
+	// perm is what is left of share when the region's lease is over.
+	share, perm quota.Share
+	version     int64
+	since       time.Time
 }
 
 // SetIndex makes a revision live. It is applied whole: checks under way finish
@@ -57,7 +60,7 @@ func (e *Engine) SetIndex(ix *quota.Index) {
 }
 
 func (e *Engine) stateOf(p *quota.Policy, old *view) *policyState {
-	s := &policyState{policy: p}
+	s := &policyState{policy: p, lease: &e.lease}
 	var prev *policyState
 	if old != nil {
 		prev = old.policies[p.ID]
@@ -89,10 +92,10 @@ func (e *Engine) split(p *quota.Policy) bool {
 }
 
 // sawShare remembers the region's share record.
-func (s *policyState) sawShare(share quota.Share, version int64) {
+func (s *policyState) sawShare(share, perm quota.Share, version int64) {
 	held := s.share.Load()
-	if held == nil || held.version != version || held.share != share {
-		s.share.Store(&heldShare{share: share, version: version, since: time.Now()})
+	if held == nil || held.version != version || held.share != share || held.perm != perm {
+		s.share.Store(&heldShare{share: share, perm: perm, version: version, since: time.Now()})
 	}
 }
 
@@ -103,10 +106,15 @@ func (s *policyState) behind() bool {
 	return seen > 0 && (held == nil || held.version != seen)
 }
 
-// currentShare returns the region's share as last seen, its floor before that.
+// currentShare returns what the region may use as last seen: its share, or what is
+// permanent of it when the lease is over; its floor before that.
 func (s *policyState) currentShare() quota.Share {
-	if held := s.share.Load(); held != nil {
-		return held.share
+	held := s.share.Load()
+	switch {
+	case held == nil:
+		return s.floor
+	case held.perm != held.share && s.lease.left() == 0:
+		return held.share.Min(held.perm)
 	}
-	return s.floor
+	return held.share
 }

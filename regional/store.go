@@ -39,6 +39,15 @@ type Dataset interface {
 	// survive a change of agent. Policies without a record are left out or
 	// reported with version zero.
 	Held(ctx context.Context, policyIDs []string) ([]quota.QuotaReport, error)
+	// Clocks returns the clock of every stripe, in microseconds.
+	Clocks(ctx context.Context) ([]int64, error)
+	// Renew extends the lease of every stripe to ttl after what its clock showed when
+	// the report was sent, and never shortens it. Where the lease was over, the lapse
+	// first enters the share records of these policies; lapsed says that there had
+	// been a lease before. It is refused as Apply is.
+	Renew(ctx context.Context, epoch quota.Epoch, gen string, sent []int64, ttl time.Duration, policyIDs []string) (lapsed bool, err error)
+	// LeaseLeft returns how long the region's lease lasts yet, zero when it is over.
+	LeaseLeft(ctx context.Context) (time.Duration, error)
 	AddDemand(ctx context.Context, demands []quota.Demand) error
 	// TakeDemand returns what was added since the last take and starts a new window.
 	TakeDemand(ctx context.Context) (quota.DemandWindow, error)

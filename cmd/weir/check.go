@@ -181,6 +181,17 @@ func newExplain(env *environment) *cobra.Command {
 	return cmd
 }
 
+// explainLease says what a share of partition mode strict depends on.
+func explainLease(w io.Writer, p *quota.PolicyExplanation) {
+	switch {
+	case !p.Leased:
+	case p.LeaseLeft > 0:
+		fmt.Fprintf(w, "  lease of the region\t%s left, %s without it\n", p.LeaseLeft.Round(time.Second), ofPeriod(p.Permanent))
+	default:
+		fmt.Fprintln(w, "  lease of the region\tover: this is what is left until the coordinator answers")
+	}
+}
+
 func explainTable(w io.Writer, e *rpc.Explanation) error {
 	verdict := "would be allowed"
 	if !e.Allowed {
@@ -202,6 +213,7 @@ func explainTable(w io.Writer, e *rpc.Explanation) error {
 				fmt.Fprintf(t, ", %s old", p.ShareAge.Round(time.Second))
 			}
 			fmt.Fprintln(t)
+			explainLease(t, &p)
 		}
 		if p.Bucket != "" {
 			fmt.Fprintf(t, "  store key\t%s\n", p.Bucket)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -114,7 +115,7 @@ func (s *modelStore) Held(_ context.Context, policyIDs []string) ([]quota.QuotaR
 		if !ok {
 			continue
 		}
-		r := quota.QuotaReport{ID: g.ID, Version: g.Version, Share: g.Share, Period: g.Limit.Period, Drained: true}
+		r := quota.QuotaReport{ID: g.ID, Version: g.Version, Share: g.Share, Permanent: g.Permanent, Period: g.Limit.Period, Drained: true}
 		if sh, ok := s.shrunk[id]; ok && g.Algorithm == quota.SlidingLog {
 			window := time.Duration(math.Ceil(float64(g.Limit.Period) * (1 + quota.Drift)))
 			if time.Since(sh.at) < window && sh.hold > g.Share.Capacity {
@@ -124,6 +125,34 @@ func (s *modelStore) Held(_ context.Context, policyIDs []string) ([]quota.QuotaR
 		reports = append(reports, r)
 	}
 	return reports, nil
+}
+
+func (s *modelStore) Clocks(context.Context) ([]int64, error) {
+	return slices.Repeat([]int64{micros()}, s.stripes), nil
+}
+
+func (s *modelStore) Renew(_ context.Context, epoch quota.Epoch, gen string, sent []int64, ttl time.Duration, ids []string) (lapsed bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.stripes {
+		var keys []string
+		for _, id := range ids {
+			keys = append(keys, string(quota.AppendShareKey(nil, quota.DefaultKeyPrefix, i, id)))
+		}
+		over, err := s.model.Renew(micros(), i, quota.LeaseExtension{Epoch: epoch, Gen: gen, Sent: sent[i], TTL: ttl}, keys)
+		if err != nil {
+			return false, err
+		}
+		lapsed = lapsed || over
+	}
+	return lapsed, nil
+}
+
+func (s *modelStore) LeaseLeft(context.Context) (time.Duration, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	end, err := s.model.LeaseEnd(0)
+	return time.Duration(max(0, end-micros())) * time.Microsecond, err
 }
 
 func (s *modelStore) AddDemand(_ context.Context, demands []quota.Demand) error {

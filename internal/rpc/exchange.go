@@ -93,6 +93,7 @@ func fromReport(r *quota.Report) *weirv1.ReportRequest {
 			HoldMillitokens:        int64(q.Hold),
 			SurrenderedMillitokens: int64(q.Surrendered),
 			Urgent:                 q.Urgent,
+			Permanent:              fromShare(q.Permanent),
 		})
 	}
 	return out
@@ -120,6 +121,7 @@ func toReport(m *weirv1.ReportRequest) quota.Report {
 			Hold:        quota.Tokens(q.GetHoldMillitokens()),
 			Surrendered: quota.Tokens(q.GetSurrenderedMillitokens()),
 			Urgent:      q.GetUrgent(),
+			Permanent:   toShare(q.GetPermanent()),
 		})
 	}
 	return out
@@ -133,6 +135,9 @@ func fromInstructions(in *quota.Instructions) *weirv1.ReportResponse {
 		Full:       in.Full,
 		NextReport: optionalDuration(in.NextReport),
 		Undecided:  in.Undecided,
+	}
+	if in.Lease != (quota.Lease{}) {
+		out.Lease = &weirv1.Lease{SentAtMicros: in.Lease.SentAt, Ttl: durationpb.New(in.Lease.TTL)}
 	}
 	for i := range in.Grants {
 		g := &in.Grants[i]
@@ -163,6 +168,7 @@ func toInstructions(m *weirv1.ReportResponse) (in quota.Instructions, unknown in
 		Full:       m.GetFull(),
 		NextReport: m.GetNextReport().AsDuration(),
 		Undecided:  m.GetUndecided(),
+		Lease:      quota.Lease{SentAt: m.GetLease().GetSentAtMicros(), TTL: m.GetLease().GetTtl().AsDuration()},
 	}
 	for _, g := range m.GetGrants() {
 		algorithm, ok := toAlgorithm(g.GetAlgorithm())

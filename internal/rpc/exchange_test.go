@@ -94,7 +94,10 @@ func TestExplanationRoundTrip(t *testing.T) {
 				p.Stripe = 0
 			}
 			if p.Version == 0 {
-				p.Share, p.ShareAge = quota.Share{}, 0
+				p.Share, p.ShareAge, p.Leased = quota.Share{}, 0, false
+			}
+			if !p.Leased {
+				p.Permanent, p.LeaseLeft = quota.Share{}, 0
 			}
 			if !p.Matched || p.WhyNot != "" {
 				*p = quota.PolicyExplanation{PolicyID: p.PolicyID, Matched: p.Matched, WhyNot: p.WhyNot, Scope: p.Scope}

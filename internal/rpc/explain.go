@@ -1,6 +1,8 @@
 package rpc
 
 import (
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	weirv1 "github.com/weirhq/weir/gen/weir/v1"
 	"github.com/weirhq/weir/quota"
 )
@@ -39,6 +41,9 @@ func fromPolicyExplanation(p *quota.PolicyExplanation) *weirv1.PolicyExplanation
 		out.Share = fromShare(p.Share)
 		out.ShareVersion = p.Version
 		out.ShareAge = optionalDuration(p.ShareAge)
+		if p.Leased {
+			out.Permanent, out.LeaseLeft = fromShare(p.Permanent), durationpb.New(p.LeaseLeft)
+		}
 	}
 	return out
 }
@@ -60,6 +65,9 @@ func toExplanation(m *weirv1.ExplainResponse) quota.Explanation {
 			Version:    p.GetShareVersion(),
 			ShareAge:   p.GetShareAge().AsDuration(),
 			Suggestion: p.GetSuggestion(),
+			Leased:     p.GetPermanent() != nil,
+			Permanent:  toShare(p.GetPermanent()),
+			LeaseLeft:  p.GetLeaseLeft().AsDuration(),
 		}
 		if p.GetScope() == quota.Regional.String() {
 			e.Scope = quota.Regional

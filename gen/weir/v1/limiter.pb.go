@@ -1275,7 +1275,12 @@ type PolicyExplanation struct {
 	// Age of the share record.
 	ShareAge *durationpb.Duration `protobuf:"bytes,10,opt,name=share_age,json=shareAge,proto3" json:"share_age,omitempty"`
 	// Suggestion says what would have let the request through.
-	Suggestion    string `protobuf:"bytes,11,opt,name=suggestion,proto3" json:"suggestion,omitempty"`
+	Suggestion string `protobuf:"bytes,11,opt,name=suggestion,proto3" json:"suggestion,omitempty"`
+	// Part of the share that stays when the region's lease is over; absent when the share
+	// does not depend on a lease.
+	Permanent *Share `protobuf:"bytes,12,opt,name=permanent,proto3" json:"permanent,omitempty"`
+	// How long the lease lasts; zero when it is over, and share is then the permanent part.
+	LeaseLeft     *durationpb.Duration `protobuf:"bytes,13,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1385,6 +1390,20 @@ func (x *PolicyExplanation) GetSuggestion() string {
 		return x.Suggestion
 	}
 	return ""
+}
+
+func (x *PolicyExplanation) GetPermanent() *Share {
+	if x != nil {
+		return x.Permanent
+	}
+	return nil
+}
+
+func (x *PolicyExplanation) GetLeaseLeft() *durationpb.Duration {
+	if x != nil {
+		return x.LeaseLeft
+	}
+	return nil
 }
 
 // Share is the part of a limit that one region may use.
@@ -1684,7 +1703,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\bpolicies\x18\x02 \x03(\v2\x1a.weir.v1.PolicyExplanationR\bpolicies\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x03R\brevisionB\n" +
 	"\n" +
-	"\b_allowed\"\xa3\x03\n" +
+	"\b_allowed\"\x8b\x04\n" +
 	"\x11PolicyExplanation\x12\x1b\n" +
 	"\tpolicy_id\x18\x01 \x01(\tR\bpolicyId\x12\x1d\n" +
 	"\amatched\x18\x02 \x01(\bH\x00R\amatched\x88\x01\x01\x12\x17\n" +
@@ -1700,7 +1719,10 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	" \x01(\v2\x19.google.protobuf.DurationR\bshareAge\x12\x1e\n" +
 	"\n" +
 	"suggestion\x18\v \x01(\tR\n" +
-	"suggestionB\n" +
+	"suggestion\x12,\n" +
+	"\tpermanent\x18\f \x01(\v2\x0e.weir.v1.ShareR\tpermanent\x128\n" +
+	"\n" +
+	"lease_left\x18\r \x01(\v2\x19.google.protobuf.DurationR\tleaseLeftB\n" +
 	"\n" +
 	"\b_matchedB\t\n" +
 	"\a_stripe\"i\n" +
@@ -1795,22 +1817,24 @@ var file_weir_v1_limiter_proto_depIdxs = []int32{
 	7,  // 22: weir.v1.PolicyExplanation.decision:type_name -> weir.v1.Decision
 	18, // 23: weir.v1.PolicyExplanation.share:type_name -> weir.v1.Share
 	25, // 24: weir.v1.PolicyExplanation.share_age:type_name -> google.protobuf.Duration
-	24, // 25: weir.v1.RefundRequest.attributes:type_name -> weir.v1.RefundRequest.AttributesEntry
-	4,  // 26: weir.v1.LimiterService.Check:input_type -> weir.v1.CheckRequest
-	9,  // 27: weir.v1.LimiterService.CheckBatch:input_type -> weir.v1.CheckBatchRequest
-	13, // 28: weir.v1.LimiterService.Peek:input_type -> weir.v1.PeekRequest
-	15, // 29: weir.v1.LimiterService.Explain:input_type -> weir.v1.ExplainRequest
-	19, // 30: weir.v1.LimiterService.Refund:input_type -> weir.v1.RefundRequest
-	6,  // 31: weir.v1.LimiterService.Check:output_type -> weir.v1.CheckResponse
-	10, // 32: weir.v1.LimiterService.CheckBatch:output_type -> weir.v1.CheckBatchResponse
-	14, // 33: weir.v1.LimiterService.Peek:output_type -> weir.v1.PeekResponse
-	16, // 34: weir.v1.LimiterService.Explain:output_type -> weir.v1.ExplainResponse
-	20, // 35: weir.v1.LimiterService.Refund:output_type -> weir.v1.RefundResponse
-	31, // [31:36] is the sub-list for method output_type
-	26, // [26:31] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	18, // 25: weir.v1.PolicyExplanation.permanent:type_name -> weir.v1.Share
+	25, // 26: weir.v1.PolicyExplanation.lease_left:type_name -> google.protobuf.Duration
+	24, // 27: weir.v1.RefundRequest.attributes:type_name -> weir.v1.RefundRequest.AttributesEntry
+	4,  // 28: weir.v1.LimiterService.Check:input_type -> weir.v1.CheckRequest
+	9,  // 29: weir.v1.LimiterService.CheckBatch:input_type -> weir.v1.CheckBatchRequest
+	13, // 30: weir.v1.LimiterService.Peek:input_type -> weir.v1.PeekRequest
+	15, // 31: weir.v1.LimiterService.Explain:input_type -> weir.v1.ExplainRequest
+	19, // 32: weir.v1.LimiterService.Refund:input_type -> weir.v1.RefundRequest
+	6,  // 33: weir.v1.LimiterService.Check:output_type -> weir.v1.CheckResponse
+	10, // 34: weir.v1.LimiterService.CheckBatch:output_type -> weir.v1.CheckBatchResponse
+	14, // 35: weir.v1.LimiterService.Peek:output_type -> weir.v1.PeekResponse
+	16, // 36: weir.v1.LimiterService.Explain:output_type -> weir.v1.ExplainResponse
+	20, // 37: weir.v1.LimiterService.Refund:output_type -> weir.v1.RefundResponse
+	33, // [33:38] is the sub-list for method output_type
+	28, // [28:33] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_limiter_proto_init() }

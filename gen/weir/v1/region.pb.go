@@ -323,7 +323,9 @@ type QuotaReport struct {
 	// What the last shrink cut off a stored level, in thousandths of a token.
 	SurrenderedMillitokens int64 `protobuf:"varint,10,opt,name=surrendered_millitokens,json=surrenderedMillitokens,proto3" json:"surrendered_millitokens,omitempty"`
 	// True to ask for more before the next rebalance.
-	Urgent        bool `protobuf:"varint,11,opt,name=urgent,proto3" json:"urgent,omitempty"`
+	Urgent bool `protobuf:"varint,11,opt,name=urgent,proto3" json:"urgent,omitempty"`
+	// Part of the share that stays usable when the region's lease is over.
+	Permanent     *Share `protobuf:"bytes,12,opt,name=permanent,proto3" json:"permanent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -435,6 +437,13 @@ func (x *QuotaReport) GetUrgent() bool {
 	return false
 }
 
+func (x *QuotaReport) GetPermanent() *Share {
+	if x != nil {
+		return x.Permanent
+	}
+	return nil
+}
+
 // ReportResponse is what the coordinator wants the region to do.
 type ReportResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -453,7 +462,9 @@ type ReportResponse struct {
 	NextReport *durationpb.Duration `protobuf:"bytes,6,opt,name=next_report,json=nextReport,proto3" json:"next_report,omitempty"`
 	// True to ask a region without any data to wait with its first dataset: whether
 	// it would be fresh is known only when the other regions have reported.
-	Undecided     bool `protobuf:"varint,7,opt,name=undecided,proto3" json:"undecided,omitempty"`
+	Undecided bool `protobuf:"varint,7,opt,name=undecided,proto3" json:"undecided,omitempty"`
+	// Extends the region's lease; absent where there is none, or it is not extended.
+	Lease         *Lease `protobuf:"bytes,8,opt,name=lease,proto3" json:"lease,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -537,6 +548,70 @@ func (x *ReportResponse) GetUndecided() bool {
 	return false
 }
 
+func (x *ReportResponse) GetLease() *Lease {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
+// Lease lets a region use all of its shares, those of partition mode strict as well.
+// There is one for all quotas. When it is over, the permanent parts of the shares stay.
+type Lease struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The report's sent_at_micros: the region counts from there, so that it does not
+	// matter how late the answer is.
+	SentAtMicros int64 `protobuf:"varint,1,opt,name=sent_at_micros,json=sentAtMicros,proto3" json:"sent_at_micros,omitempty"`
+	// How long the lease lasts from there.
+	Ttl           *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lease) Reset() {
+	*x = Lease{}
+	mi := &file_weir_v1_region_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lease) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lease) ProtoMessage() {}
+
+func (x *Lease) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_region_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lease.ProtoReflect.Descriptor instead.
+func (*Lease) Descriptor() ([]byte, []int) {
+	return file_weir_v1_region_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Lease) GetSentAtMicros() int64 {
+	if x != nil {
+		return x.SentAtMicros
+	}
+	return 0
+}
+
+func (x *Lease) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
 // Grant tells a region its share of one quota.
 type Grant struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -564,7 +639,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_weir_v1_region_proto_msgTypes[5]
+	mi := &file_weir_v1_region_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -576,7 +651,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_region_proto_msgTypes[5]
+	mi := &file_weir_v1_region_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -589,7 +664,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_weir_v1_region_proto_rawDescGZIP(), []int{5}
+	return file_weir_v1_region_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Grant) GetId() *QuotaID {
@@ -674,7 +749,7 @@ const file_weir_v1_region_proto_rawDesc = "" +
 	"\x0esent_at_micros\x18\x04 \x01(\x03R\fsentAtMicros\x12\x1a\n" +
 	"\brevision\x18\x05 \x01(\x03R\brevision\x12\x12\n" +
 	"\x04full\x18\x06 \x01(\bR\x04full\x12,\n" +
-	"\x06quotas\x18\a \x03(\v2\x14.weir.v1.QuotaReportR\x06quotas\"\xbe\x03\n" +
+	"\x06quotas\x18\a \x03(\v2\x14.weir.v1.QuotaReportR\x06quotas\"\xec\x03\n" +
 	"\vQuotaReport\x12 \n" +
 	"\x02id\x18\x01 \x01(\v2\x10.weir.v1.QuotaIDR\x02id\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12$\n" +
@@ -687,7 +762,8 @@ const file_weir_v1_region_proto_rawDesc = "" +
 	"\x10hold_millitokens\x18\t \x01(\x03R\x0fholdMillitokens\x127\n" +
 	"\x17surrendered_millitokens\x18\n" +
 	" \x01(\x03R\x16surrenderedMillitokens\x12\x16\n" +
-	"\x06urgent\x18\v \x01(\bR\x06urgent\"\xe4\x01\n" +
+	"\x06urgent\x18\v \x01(\bR\x06urgent\x12,\n" +
+	"\tpermanent\x18\f \x01(\v2\x0e.weir.v1.ShareR\tpermanent\"\x8a\x02\n" +
 	"\x0eReportResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x03R\x05epoch\x12\x10\n" +
 	"\x03gen\x18\x02 \x01(\tR\x03gen\x12\x14\n" +
@@ -696,7 +772,11 @@ const file_weir_v1_region_proto_rawDesc = "" +
 	"\x06grants\x18\x05 \x03(\v2\x0e.weir.v1.GrantR\x06grants\x12:\n" +
 	"\vnext_report\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"nextReport\x12\x1c\n" +
-	"\tundecided\x18\a \x01(\bR\tundecided\"\xd4\x02\n" +
+	"\tundecided\x18\a \x01(\bR\tundecided\x12$\n" +
+	"\x05lease\x18\b \x01(\v2\x0e.weir.v1.LeaseR\x05lease\"Z\n" +
+	"\x05Lease\x12$\n" +
+	"\x0esent_at_micros\x18\x01 \x01(\x03R\fsentAtMicros\x12+\n" +
+	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"\xd4\x02\n" +
 	"\x05Grant\x12 \n" +
 	"\x02id\x18\x01 \x01(\v2\x10.weir.v1.QuotaIDR\x02id\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12$\n" +
@@ -729,7 +809,7 @@ func file_weir_v1_region_proto_rawDescGZIP() []byte {
 }
 
 var file_weir_v1_region_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_weir_v1_region_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_weir_v1_region_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_weir_v1_region_proto_goTypes = []any{
 	(Algorithm)(0),              // 0: weir.v1.Algorithm
 	(*QuotaID)(nil),             // 1: weir.v1.QuotaID
@@ -737,31 +817,35 @@ var file_weir_v1_region_proto_goTypes = []any{
 	(*ReportRequest)(nil),       // 3: weir.v1.ReportRequest
 	(*QuotaReport)(nil),         // 4: weir.v1.QuotaReport
 	(*ReportResponse)(nil),      // 5: weir.v1.ReportResponse
-	(*Grant)(nil),               // 6: weir.v1.Grant
-	(*durationpb.Duration)(nil), // 7: google.protobuf.Duration
-	(*Share)(nil),               // 8: weir.v1.Share
+	(*Lease)(nil),               // 6: weir.v1.Lease
+	(*Grant)(nil),               // 7: weir.v1.Grant
+	(*durationpb.Duration)(nil), // 8: google.protobuf.Duration
+	(*Share)(nil),               // 9: weir.v1.Share
 }
 var file_weir_v1_region_proto_depIdxs = []int32{
-	7,  // 0: weir.v1.Limit.period:type_name -> google.protobuf.Duration
+	8,  // 0: weir.v1.Limit.period:type_name -> google.protobuf.Duration
 	4,  // 1: weir.v1.ReportRequest.quotas:type_name -> weir.v1.QuotaReport
 	1,  // 2: weir.v1.QuotaReport.id:type_name -> weir.v1.QuotaID
-	8,  // 3: weir.v1.QuotaReport.share:type_name -> weir.v1.Share
-	7,  // 4: weir.v1.QuotaReport.period:type_name -> google.protobuf.Duration
-	6,  // 5: weir.v1.ReportResponse.grants:type_name -> weir.v1.Grant
-	7,  // 6: weir.v1.ReportResponse.next_report:type_name -> google.protobuf.Duration
-	1,  // 7: weir.v1.Grant.id:type_name -> weir.v1.QuotaID
-	8,  // 8: weir.v1.Grant.share:type_name -> weir.v1.Share
-	8,  // 9: weir.v1.Grant.permanent:type_name -> weir.v1.Share
-	0,  // 10: weir.v1.Grant.algorithm:type_name -> weir.v1.Algorithm
-	2,  // 11: weir.v1.Grant.limit:type_name -> weir.v1.Limit
-	8,  // 12: weir.v1.Grant.floor:type_name -> weir.v1.Share
-	3,  // 13: weir.v1.RegionService.Report:input_type -> weir.v1.ReportRequest
-	5,  // 14: weir.v1.RegionService.Report:output_type -> weir.v1.ReportResponse
-	14, // [14:15] is the sub-list for method output_type
-	13, // [13:14] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	9,  // 3: weir.v1.QuotaReport.share:type_name -> weir.v1.Share
+	8,  // 4: weir.v1.QuotaReport.period:type_name -> google.protobuf.Duration
+	9,  // 5: weir.v1.QuotaReport.permanent:type_name -> weir.v1.Share
+	7,  // 6: weir.v1.ReportResponse.grants:type_name -> weir.v1.Grant
+	8,  // 7: weir.v1.ReportResponse.next_report:type_name -> google.protobuf.Duration
+	6,  // 8: weir.v1.ReportResponse.lease:type_name -> weir.v1.Lease
+	8,  // 9: weir.v1.Lease.ttl:type_name -> google.protobuf.Duration
+	1,  // 10: weir.v1.Grant.id:type_name -> weir.v1.QuotaID
+	9,  // 11: weir.v1.Grant.share:type_name -> weir.v1.Share
+	9,  // 12: weir.v1.Grant.permanent:type_name -> weir.v1.Share
+	0,  // 13: weir.v1.Grant.algorithm:type_name -> weir.v1.Algorithm
+	2,  // 14: weir.v1.Grant.limit:type_name -> weir.v1.Limit
+	9,  // 15: weir.v1.Grant.floor:type_name -> weir.v1.Share
+	3,  // 16: weir.v1.RegionService.Report:input_type -> weir.v1.ReportRequest
+	5,  // 17: weir.v1.RegionService.Report:output_type -> weir.v1.ReportResponse
+	17, // [17:18] is the sub-list for method output_type
+	16, // [16:17] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_region_proto_init() }
@@ -776,7 +860,7 @@ func file_weir_v1_region_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_v1_region_proto_rawDesc), len(file_weir_v1_region_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   6,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
