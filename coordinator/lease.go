@@ -292,3 +292,16 @@ func (m *Machine) nextReclaim() (at time.Time, ok bool) {
 	}
 	return at, ok
 }
+
+// leaseLeft returns how long a region's lease lasts at most, for people; nil when nothing
+// needs one.
+func (m *Machine) leaseLeft(r *region, now time.Time) *time.Duration {
+	if !m.leasing {
+		return nil
+	}
+	left := max(0, m.leaseTTL-now.Sub(r.last))
+	if m.recovering || m.revoked(r) {
+		left = 0
+	}
+	return &left
+}

@@ -45,6 +45,9 @@ func newMetrics(reg prometheus.Registerer, regions []quota.Region, c *Coordinato
 		Name: "weir_coordinator_refused_reports_total", Help: "Reports of regions that were refused, by reason.",
 	}, []string{"reason"})
 	m.refused.invalid, m.refused.fenced = refused.WithLabelValues("invalid"), refused.WithLabelValues("fenced")
+	f.NewCounterFunc(prometheus.CounterOpts{
+		Name: "weir_coordinator_reclaims_total", Help: "Shares that were taken back because their region was silent for longer than its lease.",
+	}, func() float64 { return float64(c.reclaims()) })
 	if reg != nil {
 		reg.MustRegister(newTotalsCollector(c.totals))
 	}
@@ -139,6 +142,12 @@ func (c *Coordinator) totals() Totals {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.totals(c.cfg.Now())
+}
+
+func (c *Coordinator) reclaims() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.machine.reclaims
 }
 
 func (c *Coordinator) age(name quota.Region) time.Duration {

@@ -143,7 +143,7 @@ func (m *Machine) regionStatus(now time.Time) []RegionStatus {
 		s := RegionStatus{
 			Region: r.name, Age: now.Sub(r.last), Silent: now.Sub(r.last) > silentAfter, Leaving: r.leaving,
 			Gen: r.gen, Epoch: r.epoch, Revision: r.revision, Pending: r.pending(), Draining: r.draining,
-			Awaited: m.recovering && !r.known && !r.leaving,
+			Awaited: m.recovering && !r.known && !r.leaving, LeaseLeft: m.leaseLeft(r, now),
 		}
 		if r.last != m.started {
 			s.LastReport = r.last

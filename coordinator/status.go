@@ -37,6 +37,8 @@ type RegionStatus struct {
 	Draining int `json:"draining"`
 	// Awaited is true while the ledger waits for the region to report all it holds.
 	Awaited bool `json:"awaited,omitempty"`
+	// LeaseLeft is how long the region's lease lasts at most, if any policy needs one.
+	LeaseLeft *time.Duration `json:"leaseLeft,omitempty"`
 }
 
 // QuotaStatus is one quota.

@@ -169,10 +169,7 @@ func (s *section) split(p *Policy) {
 	if sp.has("floor") {
 		p.Split.FloorPercent = sp.floor()
 	}
-	if mode, ok := choice(sp, "onPartition", Hold, Strict); ok && mode == Strict {
-		p.Split.OnPartition = Strict
-		sp.report("onPartition", &complaint{"strict is not enforced by this version", "use onPartition: hold, or leave it out"})
-	}
+	p.Split.OnPartition, _ = choice(sp, "onPartition", Hold, Strict)
 	switch explicit := p.Split.Strategy == SplitExplicit; {
 	case explicit && sp.require("weights", "state a weight for each region, such as weights: { us-east: 3, eu-west: 2 }"):
 		p.Split.Weights = sp.weights()

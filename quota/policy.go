@@ -123,7 +123,7 @@ const (
 	// it is given to others meanwhile. It is the default.
 	Hold PartitionMode = iota
 	// Strict falls back to the floor when the region's lease ends, so that the
-	// rest can be given to others.
+	// rest can be given to others. With the coordinator away all regions fall back.
 	Strict
 )
 

@@ -24,8 +24,8 @@ type memStore struct {
 	model   *quota.Model
 	calls   int
 	refunds int
-	// renewals counts extensions of the lease.
-	renewals int
+	// clocks and renewals count what is done for leases.
+	clocks, renewals int
 
 	// before runs ahead of each attempt, after behind it, both without the lock;
 	// an error of before means that nothing was charged.
@@ -230,6 +230,7 @@ func (s *memStore) Clocks(context.Context) ([]int64, error) {
 	if s.failing != nil {
 		return nil, s.failing
 	}
+	s.clocks++
 	return slices.Repeat([]int64{time.Now().UnixMicro()}, testStripes), nil
 }
 

@@ -48,13 +48,14 @@ func newPolicyLint(a *admin) *cobra.Command {
 		Long: "Finds everything that is wrong with policy documents, which are one set together. It needs no\n" +
 			"server; with --remote the coordinator reads them, which may be of another version.\n\n" +
 			"It warns of limits that are too small to be split between the regions. How many these are the\n" +
-			"coordinator knows; without one, --regions says it. A warning is no failure.",
+			"coordinator knows; without one, --regions says it. And it says what partition mode strict costs.\n" +
+			"A warning is no failure.",
 		Args: takes(1, -1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := a.out.check(); err != nil {
 				return err
 			}
-			read := reading{parse: app.ParsePolicies, warn: func([]byte) []quota.Problem { return nil }}
+			read := reading{parse: app.ParsePolicies, warn: app.StrictModes}
 			n, err := regionCount(regions)
 			switch {
 			case err != nil:
@@ -69,7 +70,9 @@ func newPolicyLint(a *admin) *cobra.Command {
 				defer func() { _ = client.Close() }()
 				read = remotely(cmd.Context(), client)
 			case n > 0:
-				read.warn = func(text []byte) []quota.Problem { return app.SmallLimits(text, n) }
+				read.warn = func(text []byte) []quota.Problem {
+					return append(app.SmallLimits(text, n), app.StrictModes(text)...)
+				}
 			}
 			docs, err := readDocuments(a.env.stdin, args)
 			if err != nil {

@@ -246,6 +246,13 @@ func regionRemarks(r rpc.RegionState) string {
 			out = append(out, remark.text)
 		}
 	}
+	switch {
+	case !r.Leased:
+	case r.LeaseLeft > 0:
+		out = append(out, "lease "+age(r.LeaseLeft))
+	default:
+		out = append(out, "lease over")
+	}
 	return strings.Join(out, ", ")
 }
 

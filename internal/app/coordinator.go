@@ -185,7 +185,7 @@ func (l *lifecycle) openPolicies(ctx context.Context, cfg CoordinatorConfig) (po
 func policyService(store policystore.Store, instance string, regions int) *rpc.PolicyConfig {
 	return &rpc.PolicyConfig{
 		Store: store, Parse: document.Policies, Marshal: document.Marshal, Instance: instance,
-		Warn:         func(text []byte) []quota.Problem { return SmallLimits(text, regions) },
+		Warn:         func(text []byte) []quota.Problem { return append(SmallLimits(text, regions), StrictModes(text)...) },
 		WarnOverride: func(p *quota.Policy, o *quota.Override) (quota.Problem, bool) { return smallOverride(p, o, regions) },
 	}
 }

@@ -123,6 +123,44 @@ func smallOverride(p *quota.Policy, o *quota.Override, regions int) (quota.Probl
 	}, true
 }
 
+// StrictModes says of a valid document which policies a partition leaves with their
+// floors: whoever writes strict is to know that the coordinator's absence is one.
+func StrictModes(text []byte) []quota.Problem {
+	policies, err := document.Policies(text)
+	if err != nil {
+		return nil
+	}
+	root, err := document.Parse(text)
+	if err != nil {
+		return nil
+	}
+	strict := map[string]*quota.Policy{}
+	for _, p := range policies {
+		if p.Split.OnPartition == quota.Strict && !p.Unlimited {
+			strict[p.ID] = p
+		}
+	}
+	var out []quota.Problem
+	for n, node := range items(field(root, "policies")) {
+		id := field(node, "id")
+		if id == nil || strict[id.Text] == nil {
+			continue
+		}
+		problem := quota.Problem{
+			Path: fmt.Sprintf("policies[%d].split.onPartition", n),
+			Reason: fmt.Sprintf("with strict a region that has had no answer of the coordinator for %v has only its floor, "+
+				"and when the coordinator is away that is every region: %g %% of the limit for all together",
+				coordinator.DefaultLeaseTTL, strict[id.Text].Split.Floor()),
+			Remedy: "use hold where regions must go on with their shares, or raise split.floor",
+		}
+		if at := field(field(node, "split"), "onPartition"); at != nil {
+			problem.Line, problem.Column = at.Line, at.Column
+		}
+		out = append(out, problem)
+	}
+	return out
+}
+
 // field returns the first field of a mapping with the name, or nil.
 func field(n *quota.Node, name string) *quota.Node {
 	if n == nil || n.Kind != quota.MappingNode {

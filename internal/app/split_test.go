@@ -32,11 +32,38 @@ type world struct {
 	// inForce is what each region may act on now.
 	inForce map[quota.Region]quota.Share
 	highest quota.Share
+	// cut are the regions that do not reach the coordinator.
+	cut map[quota.Region]bool
+}
+
+// link is a region's way to the coordinator.
+type link struct {
+	w      *world
+	region quota.Region
+}
+
+func (l link) Report(ctx context.Context, r quota.Report) (quota.Instructions, error) {
+	l.w.mu.Lock()
+	cut := l.w.cut[l.region]
+	l.w.mu.Unlock()
+	if cut {
+		return quota.Instructions{}, quota.ErrUnavailable
+	}
+	return l.w.gate.Report(ctx, r)
+}
+
+// setCut cuts regions off, or connects them again.
+func (w *world) setCut(cut bool, regions ...quota.Region) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range regions {
+		w.cut[r] = cut
+	}
 }
 
 func newWorld(t *testing.T, p *quota.Policy, interval time.Duration) *world {
 	t.Helper()
-	w := &world{t: t, limit: p.Limit.Share(), inForce: map[quota.Region]quota.Share{}}
+	w := &world{t: t, limit: p.Limit.Share(), inForce: map[quota.Region]quota.Share{}, cut: map[quota.Region]bool{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel = cancel
 	log := slog.New(slog.DiscardHandler)
@@ -60,7 +87,9 @@ func newWorld(t *testing.T, p *quota.Policy, interval time.Duration) *world {
 		floor := coordinator.Floor(threeRegions, region, p)
 		w.inForce[region] = floor
 		store := newModelStore(4)
-		store.onApply = func(_ string, share quota.Share) { w.apply(region, share) }
+		if p.Split.OnPartition == quota.Hold {
+			store.onApply = func(_ string, share quota.Share) { w.apply(region, share) }
+		}
 		engine, err := regional.New(regional.Config{
 			Store: store, Stripes: 4, Logger: log, Floor: func(*quota.Policy) quota.Share { return floor },
 		})
@@ -69,7 +98,7 @@ func newWorld(t *testing.T, p *quota.Policy, interval time.Duration) *world {
 		}
 		engine.SetIndex(index)
 		agent, err := regional.NewAgent(regional.AgentConfig{
-			Engine: engine, Dataset: store, Coordinator: w.gate, Region: region, Node: string(region), Logger: log,
+			Engine: engine, Dataset: store, Coordinator: link{w, region}, Region: region, Node: string(region), Logger: log,
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -102,6 +102,9 @@ func fromRegion(r *coordinator.RegionStatus) *weirv1.RegionStatus {
 	if !r.LastReport.IsZero() {
 		m.LastReport = timestamppb.New(r.LastReport)
 	}
+	if r.LeaseLeft != nil {
+		m.LeaseLeft = durationpb.New(*r.LeaseLeft)
+	}
 	return m
 }
 

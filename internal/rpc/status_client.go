@@ -66,6 +66,9 @@ type RegionState struct {
 	Epoch                    quota.Epoch
 	Revision                 int64
 	Pending, Draining        int
+	// LeaseLeft is how long the region's lease lasts at most, where there is one (Leased).
+	Leased    bool
+	LeaseLeft time.Duration
 }
 
 // ledgerNames are the states of a ledger, for people.
@@ -96,6 +99,7 @@ func (c *StatusClient) Status(ctx context.Context) (*Overview, error) {
 			Name: quota.Region(r.GetRegion()), LastReport: toTime(r.GetLastReport()), Age: r.GetAge().AsDuration(),
 			Silent: r.GetSilent(), Leaving: r.GetLeaving(), Awaited: r.GetAwaited(), Gen: r.GetGen(),
 			Epoch: quota.Epoch(r.GetEpoch()), Revision: r.GetRevision(), Pending: int(r.GetPending()), Draining: int(r.GetDraining()),
+			Leased: r.GetLeaseLeft() != nil, LeaseLeft: r.GetLeaseLeft().AsDuration(),
 		})
 	}
 	return o, nil

@@ -403,7 +403,9 @@ type RegionStatus struct {
 	// Draining is how many shares of logs it keeps until their entries leave.
 	Draining int32 `protobuf:"varint,10,opt,name=draining,proto3" json:"draining,omitempty"`
 	// Awaited is true while the ledger waits for it to report all it holds.
-	Awaited       bool `protobuf:"varint,11,opt,name=awaited,proto3" json:"awaited,omitempty"`
+	Awaited bool `protobuf:"varint,11,opt,name=awaited,proto3" json:"awaited,omitempty"`
+	// How long its lease lasts at most; zero when it is over, absent when no policy needs one.
+	LeaseLeft     *durationpb.Duration `protobuf:"bytes,12,opt,name=lease_left,json=leaseLeft,proto3" json:"lease_left,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -513,6 +515,13 @@ func (x *RegionStatus) GetAwaited() bool {
 		return x.Awaited
 	}
 	return false
+}
+
+func (x *RegionStatus) GetLeaseLeft() *durationpb.Duration {
+	if x != nil {
+		return x.LeaseLeft
+	}
+	return nil
 }
 
 // SplitTotals are sums over all quotas.
@@ -1272,7 +1281,7 @@ const file_weir_v1_status_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x03R\x05epoch\x124\n" +
-	"\bbeat_age\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\abeatAge\"\xd6\x02\n" +
+	"\bbeat_age\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\abeatAge\"\x90\x03\n" +
 	"\fRegionStatus\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12;\n" +
 	"\vlast_report\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
@@ -1286,7 +1295,9 @@ const file_weir_v1_status_proto_rawDesc = "" +
 	"\apending\x18\t \x01(\x05R\apending\x12\x1a\n" +
 	"\bdraining\x18\n" +
 	" \x01(\x05R\bdraining\x12\x18\n" +
-	"\aawaited\x18\v \x01(\bR\aawaited\"\xab\x02\n" +
+	"\aawaited\x18\v \x01(\bR\aawaited\x128\n" +
+	"\n" +
+	"lease_left\x18\f \x01(\v2\x19.google.protobuf.DurationR\tleaseLeft\"\xab\x02\n" +
 	"\vSplitTotals\x12\x16\n" +
 	"\x06quotas\x18\x01 \x01(\x05R\x06quotas\x12\x18\n" +
 	"\apending\x18\x02 \x01(\x05R\apending\x12\x1a\n" +
@@ -1411,36 +1422,37 @@ var file_weir_v1_status_proto_depIdxs = []int32{
 	16, // 5: weir.v1.Leadership.beat_age:type_name -> google.protobuf.Duration
 	15, // 6: weir.v1.RegionStatus.last_report:type_name -> google.protobuf.Timestamp
 	16, // 7: weir.v1.RegionStatus.age:type_name -> google.protobuf.Duration
-	16, // 8: weir.v1.SplitTotals.oldest_pending:type_name -> google.protobuf.Duration
-	1,  // 9: weir.v1.ListSplitsRequest.any:type_name -> weir.v1.SplitCondition
-	9,  // 10: weir.v1.ListSplitsResponse.splits:type_name -> weir.v1.QuotaSplit
-	17, // 11: weir.v1.QuotaSplit.id:type_name -> weir.v1.QuotaID
-	18, // 12: weir.v1.QuotaSplit.algorithm:type_name -> weir.v1.Algorithm
-	19, // 13: weir.v1.QuotaSplit.limit:type_name -> weir.v1.Limit
-	20, // 14: weir.v1.QuotaSplit.allocated:type_name -> weir.v1.Share
-	20, // 15: weir.v1.QuotaSplit.unallocated:type_name -> weir.v1.Share
-	10, // 16: weir.v1.QuotaSplit.regions:type_name -> weir.v1.RegionSplit
-	20, // 17: weir.v1.RegionSplit.share:type_name -> weir.v1.Share
-	20, // 18: weir.v1.RegionSplit.sent:type_name -> weir.v1.Share
-	20, // 19: weir.v1.RegionSplit.acked:type_name -> weir.v1.Share
-	20, // 20: weir.v1.RegionSplit.bound:type_name -> weir.v1.Share
-	20, // 21: weir.v1.RegionSplit.floor:type_name -> weir.v1.Share
-	16, // 22: weir.v1.RegionSplit.pending_age:type_name -> google.protobuf.Duration
-	16, // 23: weir.v1.RegionSplit.share_age:type_name -> google.protobuf.Duration
-	20, // 24: weir.v1.RegionSplit.permanent:type_name -> weir.v1.Share
-	2,  // 25: weir.v1.StatusService.GetStatus:input_type -> weir.v1.GetStatusRequest
-	7,  // 26: weir.v1.StatusService.ListSplits:input_type -> weir.v1.ListSplitsRequest
-	11, // 27: weir.v1.LedgerService.DistrustLedger:input_type -> weir.v1.DistrustLedgerRequest
-	13, // 28: weir.v1.LedgerService.TrustLedger:input_type -> weir.v1.TrustLedgerRequest
-	3,  // 29: weir.v1.StatusService.GetStatus:output_type -> weir.v1.GetStatusResponse
-	8,  // 30: weir.v1.StatusService.ListSplits:output_type -> weir.v1.ListSplitsResponse
-	12, // 31: weir.v1.LedgerService.DistrustLedger:output_type -> weir.v1.DistrustLedgerResponse
-	14, // 32: weir.v1.LedgerService.TrustLedger:output_type -> weir.v1.TrustLedgerResponse
-	29, // [29:33] is the sub-list for method output_type
-	25, // [25:29] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	16, // 8: weir.v1.RegionStatus.lease_left:type_name -> google.protobuf.Duration
+	16, // 9: weir.v1.SplitTotals.oldest_pending:type_name -> google.protobuf.Duration
+	1,  // 10: weir.v1.ListSplitsRequest.any:type_name -> weir.v1.SplitCondition
+	9,  // 11: weir.v1.ListSplitsResponse.splits:type_name -> weir.v1.QuotaSplit
+	17, // 12: weir.v1.QuotaSplit.id:type_name -> weir.v1.QuotaID
+	18, // 13: weir.v1.QuotaSplit.algorithm:type_name -> weir.v1.Algorithm
+	19, // 14: weir.v1.QuotaSplit.limit:type_name -> weir.v1.Limit
+	20, // 15: weir.v1.QuotaSplit.allocated:type_name -> weir.v1.Share
+	20, // 16: weir.v1.QuotaSplit.unallocated:type_name -> weir.v1.Share
+	10, // 17: weir.v1.QuotaSplit.regions:type_name -> weir.v1.RegionSplit
+	20, // 18: weir.v1.RegionSplit.share:type_name -> weir.v1.Share
+	20, // 19: weir.v1.RegionSplit.sent:type_name -> weir.v1.Share
+	20, // 20: weir.v1.RegionSplit.acked:type_name -> weir.v1.Share
+	20, // 21: weir.v1.RegionSplit.bound:type_name -> weir.v1.Share
+	20, // 22: weir.v1.RegionSplit.floor:type_name -> weir.v1.Share
+	16, // 23: weir.v1.RegionSplit.pending_age:type_name -> google.protobuf.Duration
+	16, // 24: weir.v1.RegionSplit.share_age:type_name -> google.protobuf.Duration
+	20, // 25: weir.v1.RegionSplit.permanent:type_name -> weir.v1.Share
+	2,  // 26: weir.v1.StatusService.GetStatus:input_type -> weir.v1.GetStatusRequest
+	7,  // 27: weir.v1.StatusService.ListSplits:input_type -> weir.v1.ListSplitsRequest
+	11, // 28: weir.v1.LedgerService.DistrustLedger:input_type -> weir.v1.DistrustLedgerRequest
+	13, // 29: weir.v1.LedgerService.TrustLedger:input_type -> weir.v1.TrustLedgerRequest
+	3,  // 30: weir.v1.StatusService.GetStatus:output_type -> weir.v1.GetStatusResponse
+	8,  // 31: weir.v1.StatusService.ListSplits:output_type -> weir.v1.ListSplitsResponse
+	12, // 32: weir.v1.LedgerService.DistrustLedger:output_type -> weir.v1.DistrustLedgerResponse
+	14, // 33: weir.v1.LedgerService.TrustLedger:output_type -> weir.v1.TrustLedgerResponse
+	30, // [30:34] is the sub-list for method output_type
+	26, // [26:30] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_status_proto_init() }
