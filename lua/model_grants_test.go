@@ -35,7 +35,7 @@ func (a *agreement) grant(id string, algorithm quota.Algorithm) quota.Grant {
 		Floor: quota.Share{Capacity: l.Capacity / 5, Refill: l.Refill / 5},
 	}
 	g.Permanent = g.Share
-	if a.r.IntN(6) == 0 {
+	if a.r.IntN(3) == 0 {
 		g.Permanent = quota.Share{Capacity: part(g.Share.Capacity), Refill: part(g.Share.Refill)}
 	}
 	if a.r.IntN(6) == 0 {

@@ -24,7 +24,7 @@ func newLeased(t *testing.T) *leased {
 	l := &leased{t: t, model: quota.NewModel(), entry: quota.Entry{
 		Bucket: "bucket", ShareKey: "share", Algorithm: quota.TokenBucket, Limit: limit, Base: limit, Floor: floor,
 	}}
-	start := int64(leaseEnd - 10*time.Second.Microseconds())
+	start := leaseEnd - 10*time.Second.Microseconds()
 	l.model.Initialise(start, 0, "gen", true)
 	l.renew(start, start, false)
 	_, err := l.model.Apply(start, 0, 1, "gen", []string{"share"}, []quota.Grant{{

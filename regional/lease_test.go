@@ -11,15 +11,15 @@ import (
 
 const leaseTTL = 15 * time.Second
 
-func strictBucket(id string, capacity quota.Tokens) *quota.Policy {
-	return with(globalBucket(id, capacity, capacity), func(p *quota.Policy) {
+func strictBucket(capacity quota.Tokens) *quota.Policy {
+	return with(globalBucket("p", capacity, capacity), func(p *quota.Policy) {
 		p.Split.OnPartition, p.OnStoreFailure = quota.Strict, quota.FailLocal
 	})
 }
 
 // strictGrant is a share of which the floor is permanent, with all its tokens.
-func strictGrant(p *quota.Policy, version int64, capacity quota.Tokens) quota.Grant {
-	g := grant(p, version, capacity)
+func strictGrant(p *quota.Policy, capacity quota.Tokens) quota.Grant {
+	g := grant(p, 1, capacity)
 	g.Permanent, g.Gift = floorOf(p), g.Share.Capacity-floorOf(p).Capacity
 	return g
 }
@@ -48,10 +48,10 @@ func always() bool { return true }
 // TestTheLeaseComesBeforeTheGrant, or the tokens that the first grant brings would be cut.
 func TestTheLeaseComesBeforeTheGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := strictBucket("p", 100)
+		p := strictBucket(100)
 		b := setup(t, newMemStore(), []*quota.Policy{p})
 		co := &scribe{}
-		co.set(lessor(strictGrant(p, 1, 60), always))
+		co.set(lessor(strictGrant(p, 60), always))
 		a := startAgent(t, b, co, "n1")
 		pass(3 * time.Second)
 		if got := b.remaining(t, request(), "p"); got != 60 {
@@ -80,10 +80,10 @@ func TestTheLeaseComesBeforeTheGrant(t *testing.T) {
 // then answers.
 func TestTheLeaseEndsAndComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := strictBucket("p", 100)
+		p := strictBucket(100)
 		b := setup(t, newMemStore(), []*quota.Policy{p})
 		co := &scribe{}
-		co.set(lessor(strictGrant(p, 1, 60), always))
+		co.set(lessor(strictGrant(p, 60), always))
 		a := startAgent(t, b, co, "n1")
 		pass(3 * time.Second)
 		away := time.Now()
@@ -106,7 +106,7 @@ func TestTheLeaseEndsAndComesBack(t *testing.T) {
 		if pe := ex.Policies[0]; !pe.Leased || pe.LeaseLeft != 0 || pe.Share != floorOf(p) || pe.Permanent != floorOf(p) {
 			t.Errorf("explained as %+v", pe)
 		}
-		co.set(lessor(strictGrant(p, 1, 60), always))
+		co.set(lessor(strictGrant(p, 60), always))
 		pass(20 * time.Second) // the agent has backed off
 		if got := b.metric(t, "weir_lease_lapses_total", nil); got != 1 {
 			t.Errorf("%v lapses, want 1", got)
@@ -115,7 +115,7 @@ func TestTheLeaseEndsAndComesBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if pe := ex.Policies[0]; pe.LeaseLeft <= 0 || pe.Share != strictGrant(p, 1, 60).Share {
+		if pe := ex.Policies[0]; pe.LeaseLeft <= 0 || pe.Share != strictGrant(p, 60).Share {
 			t.Errorf("explained as %+v", pe)
 		}
 	})
@@ -125,10 +125,10 @@ func TestTheLeaseEndsAndComesBack(t *testing.T) {
 // knows by itself when it is over.
 func TestLocalDecisionsObeyTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := strictBucket("p", 100)
+		p := strictBucket(100)
 		b := setup(t, newMemStore(), []*quota.Policy{p})
 		co := &scribe{}
-		co.set(lessor(strictGrant(p, 1, 60), always))
+		co.set(lessor(strictGrant(p, 60), always))
 		startAgent(t, b, co, "n1")
 		pass(3 * time.Second)
 		b.mustCheck(t, request())
@@ -178,10 +178,10 @@ func TestHoldNeverAsksForALease(t *testing.T) {
 // TestALeaseIsNotWrittenAtEachReport: five times in its length will do.
 func TestALeaseIsNotWrittenAtEachReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := strictBucket("p", 100)
+		p := strictBucket(100)
 		b := setup(t, newMemStore(), []*quota.Policy{p})
 		co := &scribe{}
-		co.set(lessor(strictGrant(p, 1, 60), always))
+		co.set(lessor(strictGrant(p, 60), always))
 		startAgent(t, b, co, "n1")
 		pass(4 * leaseTTL)
 		b.store.set(func(s *memStore) {
@@ -203,13 +203,13 @@ func TestALeaseForAnotherReportExtendsNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := strictBucket("p", 100)
+				p := strictBucket(100)
 				b := setup(t, newMemStore(), []*quota.Policy{p})
 				co := &scribe{}
-				co.set(lessor(strictGrant(p, 1, 60), always))
+				co.set(lessor(strictGrant(p, 60), always))
 				startAgent(t, b, co, "n1")
 				pass(3 * time.Second)
-				good := lessor(strictGrant(p, 1, 60), always)
+				good := lessor(strictGrant(p, 60), always)
 				co.set(func(n int, r quota.Report) (quota.Instructions, error) {
 					in, err := good(n, r)
 					wrong(&in)

@@ -34,7 +34,7 @@ type strictWorld struct {
 
 func newStrictWorld(t *testing.T, p *quota.Policy) *strictWorld {
 	p.Split.OnPartition = quota.Strict
-	w := &strictWorld{newWorld(t, p, time.Second), p}
+	w := &strictWorld{newWorld(t, p, 2*time.Second), p}
 	stopped := make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
@@ -84,11 +84,11 @@ func TestStrictGivesTheShareOfACutRegionToTheOthers(t *testing.T) {
 
 		w.setCut(true, threeRegions[0])
 		cut := time.Now()
-		w.offerAll(acme, 0.8*perSecond, []float64{0.6, 0.2, 0.2}, 14*time.Second)
+		w.offerAll(acme, 0.8*perSecond, []float64{0.6, 0.2, 0.2}, 11*time.Second)
 		if w.share(0) != before {
 			t.Errorf("%v after %v, want %v: the lease is not over", w.share(0), time.Since(cut), before)
 		}
-		<-time.After(4 * time.Second)
+		<-time.After(7 * time.Second)
 		floor := coordinator.Floor(threeRegions, threeRegions[0], w.policy)
 		if w.share(0) != floor {
 			t.Errorf("%v after %v, want the floor %v", w.share(0), time.Since(cut), floor)
