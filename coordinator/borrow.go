@@ -94,13 +94,13 @@ func (m *Machine) borrowDue(now time.Time) {
 }
 
 // nextBorrow returns when the first of the waiting quotas may be split.
-func (m *Machine) nextBorrow() (at time.Time, any bool) {
+func (m *Machine) nextBorrow() (at time.Time, ok bool) {
 	for _, q := range m.urgent {
-		if t := q.borrowedAt.Add(borrowGap); !any || t.Before(at) {
-			at, any = t, true
+		if t := q.borrowedAt.Add(borrowGap); !ok || t.Before(at) {
+			at, ok = t, true
 		}
 	}
-	return at, any
+	return at, ok
 }
 
 // borrow splits a quota between two rebalances: who is short is raised, who has most
@@ -108,8 +108,7 @@ func (m *Machine) nextBorrow() (at time.Time, any bool) {
 // business of plan, so nothing of the safety argument is new.
 func (m *Machine) borrow(q *splitQuota, now time.Time) {
 	q.urgent, q.borrowedAt = false, now
-	before := append(m.before[:0], q.targets...)
-	m.before = before
+	m.before = append(m.before[:0], q.targets...)
 	m.fillInputs(q, now)
 	shares, changed := splitter.Split(m.shares, splitter.Input{
 		Algorithm: q.algorithm, Limit: q.limit, Regions: m.inputs, Urgent: true,
@@ -125,7 +124,7 @@ func (m *Machine) borrow(q *splitQuota, now time.Time) {
 			continue
 		}
 		a.open = false
-		if gained(before[i], q.targets[i], q) >= leastMove {
+		if gained(m.before[i], q.targets[i], q) >= leastMove {
 			a.rest = 0
 			continue
 		}

@@ -128,24 +128,33 @@ func (m *Machine) takeFull(now time.Time, r *region) {
 	}
 }
 
+// found makes the quota of a line that no quota is known for; nil if there is nothing
+// to know. A record of something that is no policy is taken over, to be taken back.
+func (m *Machine) found(now time.Time, r *region, line *quota.QuotaReport) *splitQuota {
+	if line.Version == 0 {
+		if line.ID.Key != "" {
+			m.flag(now, r, line)
+		}
+		return nil
+	}
+	q := m.quota(line.ID)
+	switch {
+	case q.parent != nil && !q.parent.removed:
+		m.inherit(q)
+	case m.configured:
+		q.removed, q.removedIn, q.removedAt = true, m.revision, now
+	default:
+		q.removed = true
+	}
+	return q
+}
+
 // takeQuota takes in one line of a report of this epoch.
 func (m *Machine) takeQuota(now time.Time, r *region, q *quota.QuotaReport, newer bool) {
 	sq := m.quotas[q.ID]
 	if sq == nil {
-		if q.Version == 0 {
-			if q.ID.Key != "" {
-				m.flag(now, r, q)
-			}
+		if sq = m.found(now, r, q); sq == nil {
 			return
-		}
-		// A record of something that is no policy: taken over, to be taken back.
-		sq = m.quota(q.ID)
-		if sq.parent != nil && !sq.parent.removed {
-			m.inherit(sq)
-		} else if m.configured {
-			sq.removed, sq.removedIn, sq.removedAt = true, m.revision, now
-		} else {
-			sq.removed = true
 		}
 	}
 	row := &sq.rows[r.index]

@@ -48,8 +48,8 @@ type agent struct {
 	reported [2]quota.QuotaReport
 	known    [2]bool
 	granted  bool
-	wantFull       bool
-	fullAt         int64
+	wantFull bool
+	fullAt   int64
 }
 
 // counts are numbers of requests, or rates of them.
