@@ -312,6 +312,21 @@ func TestALogIsFreedOneWindowLater(t *testing.T) {
 	require.Equal(t, floorOf(p), w.bound("log", "us-east"), "w(1+rho)/(1-rho) and 1.1 s later")
 }
 
+// TestALogWaitsAgainUnderTheNextLeader: how long it has waited is in no ledger.
+func TestALogWaitsAgainUnderTheNextLeader(t *testing.T) {
+	p := strictly(ninetyIn(20 * time.Second))
+	w := newLeaseWorld(t, p)
+	w.settle(three...)
+	full := w.bound("log", "us-east")
+	w.pass(leaseWait+15*time.Second, "eu-west", "ap-south")
+	w.lead()
+	w.settle("eu-west", "ap-south")
+	w.pass(31*time.Second, "eu-west", "ap-south")
+	require.Equal(t, full, w.bound("log", "us-east"))
+	w.pass(time.Second, "eu-west", "ap-south")
+	require.Equal(t, floorOf(p), w.bound("log", "us-east"))
+}
+
 // TestDrainNeverGoesUnderWhatIsPermanent: a region that comes back while its log
 // drains lowers the bound to what it holds, and not below.
 func TestDrainNeverGoesUnderWhatIsPermanent(t *testing.T) {
@@ -427,7 +442,7 @@ func TestALostLedgerGivesNoLeaseOnWhatWasReclaimed(t *testing.T) {
 	w := newLeaseWorld(t, p)
 	w.regions["eu-west"].demand = 14
 	w.settle(three...)
-	w.pass(leaseWait, "eu-west", "ap-south")
+	w.pass(leaseWait+time.Second, "eu-west", "ap-south")
 	w.ledger = memory.NewAfter(1 << 20)
 	s, err := w.ledger.Load(t.Context(), 0)
 	require.NoError(t, err)
@@ -441,6 +456,11 @@ func TestALostLedgerGivesNoLeaseOnWhatWasReclaimed(t *testing.T) {
 		}
 		return sum
 	}
+	var all quota.Share
+	for _, r := range w.regions {
+		all = all.Add(r.records[quota.ID{Policy: "api"}].Share)
+	}
+	require.False(t, all.Within(p.Limit.Share()), "the shares that are held sum to %v", all)
 	for i := range 20 {
 		for _, name := range three {
 			r := w.regions[name]

@@ -70,6 +70,22 @@
 // longer than two seconds is not waited for: the value goes on from the new time,
 // with no token more.
 //
+// # The lease
+//
+// The region record of a stripe says until when its lease lasts, by the stripe's own
+// clock, which was read before the report was sent that was answered with the lease.
+// Until then a share record counts whole, afterwards with its permanent part: it accrues
+// at that rate from the end of the lease on and is clamped to that capacity. A form in
+// capitals says that the two differ.
+//
+// A lease that is extended in time is one write a stripe. One that was over is extended
+// after the lapse was settled in the share records of the policies that the agent names,
+// so that the time without lease is not counted as time under it. What is not settled
+// there, as the records of tracked keys are not, accrues for that time what its share
+// gives. That is no more than the ledger counts it for: a share that others were given
+// meanwhile was reclaimed, its region gets no lease before it has applied what took the
+// share's place, and to apply that is to settle the record, a key's own as well.
+//
 // # What a script cannot do
 //
 // Nothing here retries a call whose fate is unknown: a second charge would be as

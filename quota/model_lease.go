@@ -20,6 +20,9 @@ type LeaseExtension struct {
 // records named, so that they do not accrue for the time of the lapse what only the
 // lease would have given. lapsed is whether there had been one and it was over.
 //
+// The records of tracked keys are not settled, and go on as if there had been no lapse:
+// see the documentation of package lua, which says why that gives nobody too much.
+//
 // It never shortens a lease, unless the lease ends later than any could: then the clock
 // has stepped back.
 func (m *Model) Renew(now int64, stripe int, ext LeaseExtension, keys []string) (lapsed bool, err error) {

@@ -45,8 +45,8 @@ func lessor(g quota.Grant, leases func() bool) func(int, quota.Report) (quota.In
 
 func always() bool { return true }
 
-// TestTheLeaseComesBeforeTheGrant, or the tokens that the first grant brings would be cut.
-func TestTheLeaseComesBeforeTheGrant(t *testing.T) {
+// TestTheFirstGrantComesWithALease: its tokens can be spent at once.
+func TestTheFirstGrantComesWithALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := strictBucket(100)
 		b := setup(t, newMemStore(), []*quota.Policy{p})
