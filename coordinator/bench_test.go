@@ -9,8 +9,9 @@ import (
 	"github.com/weirhq/weir/quota"
 )
 
-// manyPolicies is a machine with n policies over five regions that follow it.
-func manyPolicies(tb testing.TB, n int) (*coordinator.Machine, []quota.Report, time.Time) {
+// manyPolicies is a machine with n policies and some tracked keys over five regions
+// that follow it.
+func manyPolicies(tb testing.TB, n, keys int) (*coordinator.Machine, []quota.Report, time.Time) {
 	tb.Helper()
 	now := time.Unix(1_700_000_000, 0)
 	var names []quota.Region
@@ -26,9 +27,27 @@ func manyPolicies(tb testing.TB, n int) (*coordinator.Machine, []quota.Report, t
 		tb.Fatal(err)
 	}
 	m.Committed(m.Pending())
-	var reports []quota.Report
+	follow(tb, m, now, names)
+	for i := range keys {
+		id := quota.ID{Policy: policies[i%n].ID, Key: fmt.Sprintf("%016x:t:%d:%s", i, i, policies[i%n].ID)}
+		rep := quota.Report{Region: names[0], Gen: "g", Epoch: 1, SentAt: int64(i) + 1000, Quotas: []quota.QuotaReport{{ID: id, Demand: 12, Drained: true}}}
+		if err := m.Report(now, rep); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	m.Committed(m.Pending())
+	for range 3 {
+		follow(tb, m, now, names)
+	}
+	return m, follow(tb, m, now, names), now
+}
+
+// follow has all regions acknowledge what they were sent, with some demand for each
+// quota that fits, and returns their reports.
+func follow(tb testing.TB, m *coordinator.Machine, now time.Time, names []quota.Region) (reports []quota.Report) {
+	tb.Helper()
 	for _, name := range names {
-		rep := quota.Report{Region: name, Gen: "g", Epoch: 1, Full: true}
+		rep := quota.Report{Region: name, Gen: "g", Epoch: 1, SentAt: 1_000_000, Full: true}
 		for _, q := range m.Status(now).Quotas {
 			for _, s := range q.Regions {
 				if s.Region == name {
@@ -39,17 +58,18 @@ func manyPolicies(tb testing.TB, n int) (*coordinator.Machine, []quota.Report, t
 		if err := m.Report(now, rep); err != nil {
 			tb.Fatal(err)
 		}
+		m.Instructions(rep)
 		reports = append(reports, rep)
+		m.Committed(m.Pending())
 	}
-	m.Committed(m.Pending())
-	return m, reports, now
+	return reports
 }
 
 func TestTenThousandPoliciesAreSplitInTime(t *testing.T) {
-	m, _, now := manyPolicies(t, 10_000)
+	m, _, now := manyPolicies(t, 10_000, 5_000)
 	start := time.Now()
 	result, done := m.Tick(now.Add(time.Second))
-	if !done || result.Quotas != 10_000 {
+	if !done || result.Quotas != 15_000 {
 		t.Fatalf("%v, %d quotas", done, result.Quotas)
 	}
 	if took := time.Since(start); took > time.Second {
@@ -62,8 +82,8 @@ func TestTenThousandPoliciesAreSplitInTime(t *testing.T) {
 
 func BenchmarkRebalance(b *testing.B) {
 	for _, n := range []int{1_000, 10_000, 100_000} {
-		b.Run(fmt.Sprintf("policies=%d", n), func(b *testing.B) {
-			m, _, now := manyPolicies(b, n)
+		b.Run(fmt.Sprintf("policies=%d,keys=%d", n, n/2), func(b *testing.B) {
+			m, _, now := manyPolicies(b, n, n/2)
 			for b.Loop() {
 				now = now.Add(time.Second)
 				m.Tick(now)
@@ -73,7 +93,7 @@ func BenchmarkRebalance(b *testing.B) {
 }
 
 func BenchmarkReportOfOneQuotaAmong10k(b *testing.B) {
-	m, reports, now := manyPolicies(b, 10_000)
+	m, reports, now := manyPolicies(b, 10_000, 0)
 	rep := reports[0]
 	rep.Full, rep.Quotas = false, rep.Quotas[:1]
 	b.ReportAllocs()

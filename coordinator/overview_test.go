@@ -168,7 +168,7 @@ func TestLedgerStateNamesWhoIsAwaited(t *testing.T) {
 
 // Pages go through all splits once, in order, whatever their size.
 func TestSplitsInPages(t *testing.T) {
-	m, _, now := manyPolicies(t, 257)
+	m, _, now := manyPolicies(t, 257, 0)
 	for _, size := range []int{1, 10, 128, 257, 1000} {
 		var all []string
 		q := coordinator.SplitQuery{Limit: size}
@@ -195,7 +195,7 @@ func TestSplitsInPages(t *testing.T) {
 // What a status page asks each second, over very many quotas.
 func BenchmarkStatus(b *testing.B) {
 	for _, n := range []int{1_000, 10_000, 100_000} {
-		m, _, now := manyPolicies(b, n)
+		m, _, now := manyPolicies(b, n, 0)
 		b.Run(fmt.Sprintf("overview/%d", n), func(b *testing.B) {
 			for b.Loop() {
 				m.Overview(now)
