@@ -19,7 +19,14 @@ const (
 // SetLeaseTTL sets the length of leases. It must be called before the first report.
 // All coordinators that follow one another must use the same: who takes over waits
 // for leases of its own length.
-func (m *Machine) SetLeaseTTL(ttl time.Duration) { m.leaseTTL = ttl }
+func (m *Machine) SetLeaseTTL(ttl time.Duration) {
+	m.leaseTTL = ttl
+	for _, q := range m.order {
+		for i := range q.rows {
+			m.restoreLease(&q.rows[i], m.started)
+		}
+	}
+}
 
 // slowest returns how long a time of another clock, which the other counts to its
 // end, takes on this one at most: each clock's rate is within rho of true time, so it
