@@ -118,6 +118,8 @@ type splitQuota struct {
 	// removed quotas are in no policy any more, since removedIn.
 	removed   bool
 	removedIn int64
+	// past is true when a region may have spent what nobody knows of any more.
+	past      bool
 	removedAt time.Time
 	// rows, floors and targets have one element per region.
 	rows    []row
@@ -292,6 +294,7 @@ func (m *Machine) updateRecovering(now time.Time) {
 			}
 		}
 		for _, q := range m.order {
+			q.past = !m.recovered.IsZero()
 			m.start(q, now)
 			m.distrustLeases(q, now)
 			m.plan(q, now)

@@ -16,7 +16,7 @@ func (m *Machine) plan(q *splitQuota, now time.Time) {
 	if m.recovering || !m.configured {
 		return
 	}
-	r := room{total: q.limit.Share(), newborn: q.parent == nil && !m.hasRows(q)}
+	r := room{total: q.limit.Share(), newborn: q.parent == nil && !q.past && !m.hasRows(q)}
 	if q.algorithm != quota.TokenBucket {
 		r.total.Refill = 0
 	}

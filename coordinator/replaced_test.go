@@ -138,3 +138,30 @@ func TestARaisedFloorIsInTheLedger(t *testing.T) {
 	}
 	t.Errorf("a floor of %s is not covered by what is to be committed", floor.Capacity)
 }
+
+// When a ledger is lost and no region holds anything of a quota, it may still have been
+// granted, to a dataset that was lost as well. Its first tokens are not given again.
+func TestNothingIsGivenTwiceWhenTheLedgerIsLost(t *testing.T) {
+	p := &quota.Policy{ID: "bucket", Algorithm: quota.TokenBucket, Limit: quota.Limit{Capacity: 30 * quota.Token, Refill: 30 * quota.Token, Period: time.Second}}
+	for _, past := range []bool{false, true} {
+		m := coordinator.NewMachine(noon, time.Second, three[:1], coordinator.Snapshot{Epoch: 7, Lossy: true})
+		if err := m.SetPolicies(noon, 1, []*quota.Policy{p}); err != nil {
+			t.Fatal(err)
+		}
+		rep := quota.Report{Region: three[0], Gen: "gen", SentAt: 1, Full: true}
+		if past {
+			rep.Epoch = 3 // of the leader whose ledger is lost
+		}
+		for range 2 {
+			if err := m.Report(noon, rep); err != nil {
+				t.Fatal(err)
+			}
+			m.Committed(m.Pending())
+			rep.Epoch = 7
+		}
+		grants := m.Instructions(rep).Grants
+		if len(grants) != 1 || (grants[0].Gift > 0) == past {
+			t.Errorf("a region with a past %v is granted %+v", past, grants)
+		}
+	}
+}

@@ -244,9 +244,13 @@ func (h *heldShare) add(text string, now int64) error {
 		h.version = version
 	}
 	h.any = true
-	h.share = h.share.Max(quota.Share{Capacity: quota.Tokens(n[2]), Refill: quota.Tokens(n[3])})
-	h.perm = h.perm.Max(quota.Share{Capacity: quota.Tokens(n[10]), Refill: quota.Tokens(n[11])})
-	h.period = max(h.period, period)
+	// A change of the period may have reached some stripes only.
+	longer := max(h.period, period)
+	share := quota.Share{Capacity: quota.Tokens(n[2]), Refill: quota.Tokens(n[3])}
+	perm := quota.Share{Capacity: quota.Tokens(n[10]), Refill: quota.Tokens(n[11])}
+	h.share = h.share.Per(h.period, longer).Max(share.Per(period, longer))
+	h.perm = h.perm.Per(h.period, longer).Max(perm.Per(period, longer))
+	h.period = longer
 	// Entries admitted under a larger share leave within a window of its shrink.
 	window := int64(math.Ceil(float64(n[4]) * (1 + quota.Drift)))
 	if n[12] > 0 && now-n[13] < window {

@@ -215,7 +215,9 @@ func (w *world) held(r *region, a *account) (q quota.QuotaReport, held bool) {
 			q.Version = one.Version
 		}
 		held = true
-		q.Share, q.Period, q.Hold = q.Share.Max(one.Share), max(q.Period, one.Period), max(q.Hold, one.Hold)
+		longer := max(q.Period, one.Period)
+		q.Share = q.Share.Per(q.Period, longer).Max(one.Share.Per(one.Period, longer))
+		q.Period, q.Hold = longer, max(q.Hold, one.Hold)
 	}
 	q.ID = a.id
 	if missing {
