@@ -203,7 +203,7 @@ func decode(reply any, a quota.Attempt) (out quota.Outcome, missing int, err err
 		n := numbers[2+i*width:]
 		out.Verdicts[i] = quota.Verdict{
 			Allowed: n[0] == 1, NeverFits: n[0] == -1, Level: quota.Tokens(n[1]),
-			RetryAfter: microseconds(n[2]), ResetAfter: microseconds(n[3]), Version: n[4],
+			RetryAfter: microseconds(n[2]), ResetAfter: microseconds(n[3]), Version: max(n[4], -n[4]), Tracked: n[4] < 0,
 		}
 		if a.Peek {
 			out.Verdicts[i].Share = quota.Share{Capacity: quota.Tokens(n[5]), Refill: quota.Tokens(n[6])}

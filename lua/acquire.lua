@@ -22,7 +22,8 @@
 -- Reply {1 or 0, now} and per quota {code, level, wait, reset, version} (and after
 --       p also share capacity, share refill). Code 1 admits, 0 denies, -1 can never
 --       fit. Level is what can still be spent, in milli-tokens; wait and reset are
---       microseconds. A remembered outcome comes back as one string of the same
+--       microseconds. The version is negative when the key has a share record of its
+--       own, behind a T in its value: it is tracked. A remembered outcome comes back as one string of the same
 --       numbers. {-1} says that the region record is missing, {-2, i} that the
 --       share record of quota i is; nothing was charged then.
 --
@@ -158,6 +159,7 @@ while a <= last do
       end
     end
     if own then
+      version = '-' .. version
       head = 'T' .. rec .. (kind == 2 and ';1:1:1:1#' or
         format(';%s:%s:%s:%s#', ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4]))
     end
@@ -313,7 +315,7 @@ while a <= last do
           end
         end
       end
-      if own then head = 'T' .. rec .. scale end
+      if own then head, version = 'T' .. rec .. scale, '-' .. version end
       if scaled == '' and not peek then call('SET', key, head .. (value or '')) end
       k, a = k + 2, a + 1
     end

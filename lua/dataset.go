@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,8 +20,12 @@ const (
 	grantsPerCall = 64
 	// stripesPerPipeline bounds the answers that are read in one go.
 	stripesPerPipeline = 64
-	// demandFields bounds the region's demand hash; two fields a quota.
+	// demandFields bounds the region's demand hash; two fields a quota. Totals are not
+	// bounded by it: there are no more of them than policies.
 	demandFields = 40_000
+	// flaggedKeys bounds the flagged keys of one policy in it, so that one that is
+	// attacked leaves room for the others: twice what the coordinator tracks.
+	flaggedKeys = 8192
 	// demandKept is how long demand waits for an agent.
 	demandKept = 30 * time.Second
 )
@@ -270,14 +275,18 @@ func (h *heldShare) report(policy string) quota.QuotaReport {
 	return r
 }
 
+// demandLetters begin the names of the demand hash's fields, by kind: what was offered,
+// and what was admitted.
+var demandLetters = []string{quota.DemandShared: "oa", quota.DemandFlagged: "fg", quota.DemandTracked: "tu"}
+
 // AddDemand adds what one node was offered to the region's sum. What does not fit
 // the bound is left out: it is a measurement, not a charge.
 func (s *Store) AddDemand(ctx context.Context, demands []quota.Demand) error {
 	const perCall = 500
 	for from := 0; from < len(demands); from += perCall {
-		args := []any{demandKept.Milliseconds(), demandFields}
+		args := []any{demandKept.Milliseconds(), demandFields, flaggedKeys}
 		for _, d := range demands[from:min(from+perCall, len(demands))] {
-			args = append(args, d.Policy+"\x00"+d.Key, int64(d.Offered), int64(d.Admitted))
+			args = append(args, demandLetters[d.Kind], d.Policy+"\x00"+d.Key, int64(d.Offered), int64(d.Admitted))
 		}
 		if _, err := s.do(ctx, s.demandKey(), command(s.scripts.demandAdd.sha, []any{s.demandKey()}, args)); err != nil {
 			return fmt.Errorf("add demand: %w", err)
@@ -308,14 +317,19 @@ func (s *Store) TakeDemand(ctx context.Context) (quota.DemandWindow, error) {
 		if err != nil || !ok || policy == "" {
 			continue // not written by this version
 		}
-		which, policy := policy[0], policy[1:]
-		at, known := index[field[1:]]
+		which, policy := policy[:1], policy[1:]
+		kind := slices.IndexFunc(demandLetters, func(pair string) bool { return strings.Contains(pair, which) })
+		if kind < 0 {
+			continue // counts fields
+		}
+		name := demandLetters[kind] + field[1:]
+		at, known := index[name]
 		if !known {
 			at = len(window.Demands)
-			index[field[1:]] = at
-			window.Demands = append(window.Demands, quota.Demand{Policy: policy, Key: key})
+			index[name] = at
+			window.Demands = append(window.Demands, quota.Demand{Policy: policy, Key: key, Kind: quota.DemandKind(kind)})
 		}
-		if which == 'o' {
+		if which == demandLetters[kind][:1] {
 			window.Demands[at].Offered = quota.Tokens(n)
 		} else {
 			window.Demands[at].Admitted = quota.Tokens(n)

@@ -70,6 +70,8 @@ type Verdict struct {
 	// only a Peek fills it in.
 	Version int64
 	Share   Share
+	// Tracked is whether that record is the key's own: it is tracked.
+	Tracked bool
 }
 
 // Refund gives back tokens of one quota. At, when not zero, is the Outcome.At of

@@ -16,13 +16,28 @@ type DatasetState struct {
 	Now int64
 }
 
+// DemandKind says what a Demand counts.
+type DemandKind uint8
+
+const (
+	// DemandShared is that of a whole policy, or of one of its busiest keys that follow
+	// its default split.
+	DemandShared DemandKind = iota
+	// DemandFlagged is that of a key whose level fell under half of what its share
+	// holds, or that was denied: it wants a split of its own.
+	DemandFlagged
+	// DemandTracked is that of a key that has one.
+	DemandTracked
+)
+
 // Demand is offered load of one policy or of one of its keys, summed over some
 // span of time.
 type Demand struct {
 	Policy string
 	// Key is the store key of one of the policy's busiest quotas; empty for the
-	// total over all of them.
-	Key string
+	// total over all of them. Of a flagged or tracked key it is ID.Key.
+	Key  string
+	Kind DemandKind
 	// Offered is what was asked for, Admitted the part that was let through.
 	Offered  Tokens
 	Admitted Tokens

@@ -195,7 +195,7 @@ func (m *Model) Acquire(now int64, a Attempt) (Outcome, error) {
 			Allowed: s.code == 1, NeverFits: s.code == -1,
 			Level:      Tokens(level),
 			RetryAfter: fromMicros(math.Min(s.wait, longestWait)), ResetAfter: fromMicros(math.Min(reset, longestWait)),
-			Version: s.version,
+			Version: s.version, Tracked: s.tracked,
 		}
 		if a.Peek {
 			out.Verdicts[i].Share = s.share

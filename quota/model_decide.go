@@ -16,6 +16,8 @@ type step struct {
 	put       func()
 	version   int64
 	share     Share
+	// tracked is whether the share is the key's own.
+	tracked bool
 }
 
 func fromMicros(us float64) time.Duration {
@@ -235,7 +237,7 @@ func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 			m.rescale(e)
 		}
 	}
-	out := step{code: fits(cost, s.limit, level), spendable: level}
+	out := step{code: fits(cost, s.limit, level), spendable: level, tracked: own}
 	if out.code == 0 {
 		out.wait = s.wait(cost, short)
 	}
@@ -352,7 +354,7 @@ func (m *Model) logNumbers(now float64, a Attempt, e Entry, s *step) (limit, n, 
 	n = limit
 	if e.ShareKey != "" {
 		rec, own := m.recordOf(now, a, e)
-		if own {
+		if s.tracked = own; own {
 			m.learn(a, e)
 		}
 		s.version, s.share = int64(rec.version), Share{Capacity: Tokens(rec.capacity)}

@@ -84,10 +84,11 @@ type Agent struct {
 	held     map[string]quota.QuotaReport
 	reported map[string]quota.QuotaReport // as last taken by the coordinator
 	granted  map[string]bool              // applied since the last report was taken
+	keys     keyBook
 	wantFull bool
 	lastFull time.Time
 	failures int
-	loads    map[string]load // of the window taken at taken
+	loads    loads // of the window taken at taken
 	taken    time.Time
 	// leaseTTL is the length of the last lease.
 	leaseTTL time.Duration
@@ -292,6 +293,7 @@ func (a *Agent) holdLock(ctx context.Context) (bool, error) {
 		a.metrics.isAgent.Set(1)
 	} else {
 		a.metrics.isAgent.Set(0)
+		a.metrics.keysTracked.Set(0)
 	}
 	return holds, nil
 }
@@ -403,6 +405,7 @@ func (a *Agent) nameDataset() error {
 func (a *Agent) forgetDataset() {
 	a.gen, a.epoch = "", 0
 	a.held, a.reported, a.granted = nil, map[string]quota.QuotaReport{}, map[string]bool{}
+	a.keys = newKeyBook()
 	a.wantFull = true
 }
 

@@ -60,8 +60,8 @@ func TestReportedDemand(t *testing.T) {
 			}
 		}
 		got := co.last(t)
-		if len(got.Quotas) != 1 {
-			t.Fatalf("last report %+v", got)
+		if len(got.Quotas) != 7 || got.Quotas[0].ID.Key != "" || got.Quotas[1].ID != keyID(t, p, "hot") {
+			t.Fatalf("last report %+v, want the policy, its key that was denied and five that have less than half left", got)
 		}
 		q := got.Quotas[0]
 		near := func(name string, got, want float64) {
@@ -70,6 +70,7 @@ func TestReportedDemand(t *testing.T) {
 			}
 		}
 		near("busiest", q.Demand, 40)
+		near("flagged", got.Quotas[1].Demand, 40)
 		near("total", q.Total, 80)
 		near("admitted", q.Admitted, 40) // the hot key's 100 are long gone
 		before, ack := co.heard()[granting].Quotas[0], co.heard()[granting+1].Quotas[0]

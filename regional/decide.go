@@ -88,7 +88,8 @@ func (e *Engine) conclude(p *plan) {
 			s := &p.steps[at]
 			s.verdict = g.call.outcome.Verdicts[k]
 			s.decided()
-			if s.state.demand != nil && s.state.seen.Load() != s.verdict.Version {
+			// What a tracked key was decided under says nothing of its policy's share.
+			if s.state.demand != nil && !s.verdict.Tracked && s.state.seen.Load() != s.verdict.Version {
 				s.state.seen.Store(s.verdict.Version)
 			}
 		}
@@ -186,7 +187,7 @@ func (e *Engine) record(ctx context.Context, p *plan) {
 		// A cost that can never fit is no demand that a larger share could serve,
 		// and a repeat was counted the first time.
 		if s.state.demand != nil && s.asks && p.req.Cost > 0 && d.Reason != quota.ReasonNeverFits && !p.replayed {
-			s.state.demand.add(hash, s.bucket, p.req.Cost, p.allowed && d.Allowed)
+			s.state.demand.add(s.offer(hash, p.req.Cost, p.allowed && d.Allowed))
 		}
 	}
 }

@@ -31,6 +31,27 @@ func hashKey(key string) uint64 { return maphash.String(hashSeed, key) }
 // processors mostly touch different shards.
 type demandCell struct {
 	shards []demandShard
+
+	// own holds the keys that have a split of their own or want one. Few checks touch
+	// it: those of keys that are tracked, denied, or below half of their share.
+	own struct {
+		mu      sync.Mutex
+		tracked keySketch
+		flagged keySketch
+	}
+}
+
+// offer is what one check says of a policy's demand.
+type offer struct {
+	hash      uint64 // of the bucket, in this process
+	bucket    string
+	partition uint64
+	cost      quota.Tokens
+	// relative is the cost of a key that is overridden as it would be under the
+	// policy's own limit, so that it can be held against shares of that.
+	relative quota.Tokens
+	admitted bool
+	kind     quota.DemandKind
 }
 
 type demandShard struct {
@@ -49,16 +70,34 @@ func newDemandCell() *demandCell {
 	return &demandCell{shards: make([]demandShard, n)}
 }
 
-func (c *demandCell) add(hash uint64, key string, cost quota.Tokens, admitted bool) {
+func (c *demandCell) add(o offer) {
+	c.addShared(&o)
+	if o.kind == quota.DemandShared {
+		return
+	}
+	c.own.mu.Lock()
+	defer c.own.mu.Unlock()
+	if o.kind == quota.DemandTracked {
+		c.own.tracked.add(&o)
+	} else {
+		c.own.flagged.add(&o)
+	}
+}
+
+// addShared counts what belongs to the policy as a whole. A tracked key is not one of
+// the busiest that follow the default split.
+func (c *demandCell) addShared(o *offer) {
 	// Which shard is chance, not the key's hash: one hot key must not make all
 	// processors queue for one lock.
 	s := &c.shards[rand.Uint32()&uint32(len(c.shards)-1)] //nolint:gosec // spreads load, guards nothing
 	s.mu.Lock()
-	s.offered += cost
-	if admitted {
-		s.admitted += cost
+	s.offered += o.cost
+	if o.admitted {
+		s.admitted += o.cost
 	}
-	s.busiest.add(hash, key, cost, admitted)
+	if o.kind != quota.DemandTracked {
+		s.busiest.add(o.hash, o.bucket, o.relative, o.admitted)
+	}
 	s.mu.Unlock()
 }
 
@@ -85,11 +124,16 @@ func (c *demandCell) take(total *quota.Demand, keys map[string]quota.Demand) {
 // the flush loop.
 type demandBacklog struct {
 	totals map[string]quota.Demand
-	keys   map[quota.ID]quota.Demand
+	keys   map[backlogKey]quota.Demand
+}
+
+type backlogKey struct {
+	id   quota.ID
+	kind quota.DemandKind
 }
 
 func newDemandBacklog() *demandBacklog {
-	return &demandBacklog{totals: map[string]quota.Demand{}, keys: map[quota.ID]quota.Demand{}}
+	return &demandBacklog{totals: map[string]quota.Demand{}, keys: map[backlogKey]quota.Demand{}}
 }
 
 // collect moves a policy's demand from its cell to the backlog. It returns the
@@ -99,23 +143,32 @@ func (b *demandBacklog) collect(policy string, cell *demandCell) (dropped quota.
 	total.Policy = policy
 	keys := map[string]quota.Demand{}
 	cell.take(&total, keys)
-	if total.Offered == 0 {
-		return 0
+	if total.Offered > 0 {
+		b.totals[policy] = total
 	}
-	b.totals[policy] = total
 	for _, key := range busiest(keys, flushKeys) {
-		id := quota.ID{Policy: policy, Key: key}
-		d, ok := b.keys[id]
-		if !ok && len(b.keys) >= maxPendingKeys {
-			dropped += keys[key].Offered
-			continue
-		}
+		d := keys[key]
 		d.Policy, d.Key = policy, key
-		d.Offered += keys[key].Offered
-		d.Admitted += keys[key].Admitted
-		b.keys[id] = d
+		dropped += b.put(d)
 	}
+	cell.takeOwn(func(d quota.Demand) {
+		d.Policy = policy
+		dropped += b.put(d)
+	})
 	return dropped
+}
+
+// put adds demand of a key, or returns what found no room.
+func (b *demandBacklog) put(d quota.Demand) (dropped quota.Tokens) {
+	at := backlogKey{quota.ID{Policy: d.Policy, Key: d.Key}, d.Kind}
+	sum, ok := b.keys[at]
+	if !ok && len(b.keys) >= maxPendingKeys {
+		return d.Offered
+	}
+	d.Offered += sum.Offered
+	d.Admitted += sum.Admitted
+	b.keys[at] = d
+	return 0
 }
 
 // pending lists what waits, totals first.

@@ -72,12 +72,17 @@ func (a *Agent) apply(ctx context.Context, instr quota.Instructions) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	start := time.Now()
-	err := a.cfg.Dataset.Apply(ctx, instr.Epoch, a.gen, instr.Grants)
+	grants := a.placeable(instr.Grants)
+	err := a.cfg.Dataset.Apply(ctx, instr.Epoch, a.gen, grants)
 	// Some stripes may have what others lack; what is held must be read again.
-	for i := range instr.Grants {
-		id := instr.Grants[i].ID.Policy
-		delete(a.held, id)
-		a.granted[id] = true
+	for i := range grants {
+		id := grants[i].ID
+		if id.Key != "" {
+			a.keys.grant(id)
+			continue
+		}
+		delete(a.held, id.Policy)
+		a.granted[id.Policy] = true
 	}
 	if fenced(err) {
 		a.metrics.refused.Inc()
@@ -107,6 +112,9 @@ func (a *Agent) nextReport(instr quota.Instructions) time.Duration {
 			return min(next, drainInterval)
 		}
 	}
+	if a.keys.drains() {
+		return min(next, drainInterval)
+	}
 	return next
 }
 
@@ -118,23 +126,30 @@ func (a *Agent) buildReport(ctx context.Context, state quota.DatasetState) (quot
 	if err := a.readHeld(ctx, ids); err != nil {
 		return quota.Report{}, err
 	}
+	full := a.wantFull || time.Since(a.lastFull) >= fullEvery
+	if err := a.readKeys(ctx, full); err != nil {
+		return quota.Report{}, err
+	}
 	loads, err := a.takeLoads(ctx)
 	if err != nil {
 		return quota.Report{}, err
 	}
 	r := quota.Report{
-		Region: a.cfg.Region, Gen: state.Gen, Epoch: a.epoch, SentAt: state.Now, Revision: a.revision(),
-		Full: a.wantFull || time.Since(a.lastFull) >= fullEvery,
+		Region: a.cfg.Region, Gen: state.Gen, Epoch: a.epoch, SentAt: state.Now, Revision: a.revision(), Full: full,
 	}
 	for _, id := range ids {
 		q := a.held[id]
-		load := loads[id]
+		load := loads.policies[id]
 		q.Demand, q.Total, q.Admitted = load.busiest, load.total, load.admitted
 		last, known := a.reported[id]
 		if r.Full || !known || !q.Drained || a.granted[id] || q != last {
 			r.Quotas = append(r.Quotas, q)
 		}
 	}
+	lines, left := a.keys.lines(loads.keys, full)
+	r.Quotas = append(r.Quotas, lines...)
+	a.metrics.keysLeftOut.Add(float64(left))
+	a.metrics.keysTracked.Set(float64(len(a.keys.held)))
 	return r, nil
 }
 
@@ -243,12 +258,19 @@ func (a *Agent) showShare(q quota.QuotaReport) {
 // load is a policy's demand in tokens per second.
 type load struct{ busiest, total, admitted float64 }
 
+// loads is the demand of one window: of policies, and of the keys that have a split of
+// their own or want one.
+type loads struct {
+	policies map[string]load
+	keys     map[quota.ID]load
+}
+
 // takeLoads returns the region's demand. A window is taken once in an interval:
 // reports that follow at once, to acknowledge, repeat the last one instead of
 // telling of an instant in which nothing was offered. When the report that
 // carries a window fails, the window is lost: by the next its load is history.
-func (a *Agent) takeLoads(ctx context.Context) (map[string]load, error) {
-	if a.loads != nil && time.Since(a.taken) < a.cfg.Interval*3/4 {
+func (a *Agent) takeLoads(ctx context.Context) (loads, error) {
+	if a.loads.policies != nil && time.Since(a.taken) < a.cfg.Interval*3/4 {
 		return a.loads, nil
 	}
 	a.flush(ctx) // this node's part, up to now
@@ -256,7 +278,7 @@ func (a *Agent) takeLoads(ctx context.Context) (map[string]load, error) {
 	defer cancel()
 	w, err := a.cfg.Dataset.TakeDemand(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("take demand: %w", err)
+		return loads{}, fmt.Errorf("take demand: %w", err)
 	}
 	a.loads, a.taken = loadsOf(w), time.Now()
 	return a.loads, nil
@@ -264,23 +286,30 @@ func (a *Agent) takeLoads(ctx context.Context) (map[string]load, error) {
 
 // loadsOf turns a window into rates. Of the keys the busiest counts, by what all
 // nodes together were offered for it.
-func loadsOf(w quota.DemandWindow) map[string]load {
-	loads := make(map[string]load)
+func loadsOf(w quota.DemandWindow) loads {
+	out := loads{make(map[string]load), make(map[quota.ID]load)}
 	if w.Elapsed <= 0 {
-		return loads
+		return out
 	}
 	rate := func(t quota.Tokens) float64 { return float64(t) / float64(quota.Token) / w.Elapsed.Seconds() }
 	for i := range w.Demands {
 		d := &w.Demands[i]
-		l := loads[d.Policy]
+		if d.Kind != quota.DemandShared {
+			id := quota.ID{Policy: d.Policy, Key: d.Key}
+			l := out.keys[id]
+			l.total, l.admitted = l.total+rate(d.Offered), l.admitted+rate(d.Admitted)
+			out.keys[id] = l
+			continue
+		}
+		l := out.policies[d.Policy]
 		if d.Key == "" {
 			l.total, l.admitted = l.total+rate(d.Offered), l.admitted+rate(d.Admitted)
 		} else {
 			l.busiest = max(l.busiest, rate(d.Offered))
 		}
-		loads[d.Policy] = l
+		out.policies[d.Policy] = l
 	}
-	return loads
+	return out
 }
 
 // heard notes what the coordinator has heard.
@@ -290,6 +319,10 @@ func (a *Agent) heard(r quota.Report) {
 	}
 	for i := range r.Quotas {
 		q := r.Quotas[i]
+		if q.ID.Key != "" {
+			a.keys.heard(q)
+			continue
+		}
 		a.reported[q.ID.Policy] = q
 		delete(a.granted, q.ID.Policy)
 	}

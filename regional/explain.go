@@ -59,7 +59,7 @@ func (s *step) explain(pe *quota.PolicyExplanation, cost quota.Tokens) {
 				pe.Version = held.version
 			}
 		}
-		if held != nil && held.version == pe.Version {
+		if held != nil && held.version == pe.Version && !s.verdict.Tracked {
 			pe.ShareAge = time.Since(held.since)
 			s.explainLease(pe, held)
 		}

@@ -48,6 +48,9 @@ type memStore struct {
 	failing error         // of every dataset operation
 	applied []quota.Epoch // asked for, refused or not
 	adds    int
+
+	names    map[string]quota.ID // of buckets that were ever tracked
+	readKeys int                 // tracked keys that were asked for
 }
 
 func newMemStore() *memStore {
@@ -55,6 +58,7 @@ func newMemStore() *memStore {
 		model: quota.NewModel(), regions: map[int]string{}, fresh: map[int]bool{},
 		held: map[string]quota.QuotaReport{}, shrunk: map[string]time.Time{}, algs: map[string]quota.Grant{},
 		demand: map[quota.ID]quota.Demand{}, added: map[quota.ID]quota.Demand{},
+		names: map[string]quota.ID{},
 	}
 }
 
@@ -170,8 +174,24 @@ func (s *memStore) Apply(_ context.Context, epoch quota.Epoch, gen string, grant
 		return s.failing
 	}
 	s.applied = append(s.applied, epoch)
+	all := grants
+	grants = slices.DeleteFunc(slices.Clone(all), func(g quota.Grant) bool { return g.ID.Key != "" })
 	if gen != s.regions[0] || epoch < s.epoch {
 		return fmt.Errorf("gen %q epoch %d: %w", gen, epoch, quota.ErrFenced)
+	}
+	for _, g := range all {
+		if g.ID.Key == "" {
+			continue
+		}
+		bucket, stripe, err := quota.PlaceOf(g.ID, "rl", testStripes)
+		if err != nil {
+			return err
+		}
+		s.names[bucket] = g.ID
+		place := quota.Place{Bucket: bucket, ShareKey: string(quota.AppendShareKey(nil, "rl", stripe, g.ID.Policy))}
+		if _, err := s.model.Track(time.Now().UnixMicro(), stripe, epoch, gen, []quota.Place{place}, []quota.Grant{g}); err != nil {
+			return err
+		}
 	}
 	for stripe := range testStripes {
 		keys := make([]string, len(grants))
@@ -265,6 +285,42 @@ func (s *memStore) LeaseLeft(context.Context) (time.Duration, error) {
 	return time.Duration(max(0, end-time.Now().UnixMicro())) * time.Microsecond, err
 }
 
+func (s *memStore) HeldKeys(_ context.Context, ids []quota.ID) ([]quota.QuotaReport, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failing != nil {
+		return nil, s.failing
+	}
+	s.readKeys += len(ids)
+	var out []quota.QuotaReport
+	for _, id := range ids {
+		bucket, _, err := quota.PlaceOf(id, "rl", testStripes)
+		if err != nil {
+			return nil, err
+		}
+		if k, ok := s.model.HeldKey(time.Now().UnixMicro(), bucket); ok {
+			out = append(out, quota.QuotaReport{
+				ID: id, Version: k.Version, Share: k.Share, Period: time.Minute,
+				Hold: k.Hold, Drained: k.Hold <= k.Share.Capacity, Surrendered: k.Surrendered,
+			})
+		}
+	}
+	return out, nil
+}
+
+func (s *memStore) TrackedKeys(context.Context) ([]quota.ID, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failing != nil {
+		return nil, s.failing
+	}
+	var ids []quota.ID
+	for _, bucket := range s.model.Tracked() {
+		ids = append(ids, s.names[bucket])
+	}
+	return ids, nil
+}
+
 func (s *memStore) AddDemand(_ context.Context, demands []quota.Demand) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -274,9 +330,12 @@ func (s *memStore) AddDemand(_ context.Context, demands []quota.Demand) error {
 	s.adds++
 	for _, d := range demands {
 		id := quota.ID{Policy: d.Policy, Key: d.Key}
+		if d.Kind != quota.DemandShared {
+			id.Key = fmt.Sprint(d.Kind) + id.Key
+		}
 		for _, sums := range []map[quota.ID]quota.Demand{s.demand, s.added} {
 			sum := sums[id]
-			sum.Policy, sum.Key = d.Policy, d.Key
+			sum.Policy, sum.Key, sum.Kind = d.Policy, d.Key, d.Kind
 			sum.Offered, sum.Admitted = sum.Offered+d.Offered, sum.Admitted+d.Admitted
 			sums[id] = sum
 		}

@@ -177,7 +177,7 @@ func TestBacklogIsBounded(t *testing.T) {
 	var dropped quota.Tokens
 	for i := range 3 * maxPendingKeys {
 		key := fmt.Sprint("k", i)
-		cell.add(hashKey(key), key, quota.Token, true)
+		cell.add(offer{hash: hashKey(key), bucket: key, cost: quota.Token, relative: quota.Token, admitted: true})
 		if i%8 == 7 {
 			dropped += b.collect("p", cell)
 		}

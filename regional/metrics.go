@@ -47,6 +47,8 @@ type metrics struct {
 
 	reports      struct{ ok, failed prometheus.Counter }
 	refused      prometheus.Counter
+	keysTracked  prometheus.Gauge
+	keysLeftOut  prometheus.Counter
 	reportTime   prometheus.Histogram
 	grantLag     prometheus.Histogram
 	isAgent      prometheus.Gauge
@@ -111,7 +113,7 @@ func (m *metrics) agentMetrics(f promauto.Factory) {
 	m.reports.ok, m.reports.failed = reports.WithLabelValues("ok"), reports.WithLabelValues("failed")
 	m.refused = f.NewCounter(prometheus.CounterOpts{
 		Name: "weir_agent_instructions_refused_total",
-		Help: "Instructions not followed: from an older epoch or for another dataset.",
+		Help: "Instructions not followed: from an older epoch, for another dataset, or grants of keys that lead nowhere.",
 	})
 	m.reportTime = f.NewHistogram(prometheus.HistogramOpts{
 		Name: "weir_agent_report_duration_seconds", Help: "Time for the coordinator to answer a report.",
@@ -123,6 +125,14 @@ func (m *metrics) agentMetrics(f promauto.Factory) {
 	})
 	m.lapses = f.NewCounter(prometheus.CounterOpts{
 		Name: "weir_lease_lapses_total", Help: "Times that this node extended the region's lease after it had been over.",
+	})
+	m.keysTracked = f.NewGauge(prometheus.GaugeOpts{
+		Name: "weir_agent_tracked_keys",
+		Help: "Keys of this node's region that have a share of their own; 0 on nodes that are not its agent.",
+	})
+	m.keysLeftOut = f.NewCounter(prometheus.CounterOpts{
+		Name: "weir_agent_flagged_keys_dropped_total",
+		Help: "Keys that wanted a split of their own and found no room in a report, which takes the busiest.",
 	})
 	m.isAgent = f.NewGauge(prometheus.GaugeOpts{Name: "weir_agent_active", Help: "1 on the node that is its region's agent."})
 }

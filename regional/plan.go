@@ -68,6 +68,9 @@ type step struct {
 	// keyFrom, keyTo and shareTo are where they lie in plan.keys.
 	keyFrom, keyTo, shareTo int
 	stripe                  int
+	// partition is the hash that the stripe stems from; with it a key has its name in
+	// all regions.
+	partition uint64
 	// asks: the store has a say. placed: the step is in a group.
 	asks    bool
 	placed  bool
@@ -139,7 +142,8 @@ func (p *plan) render(e *Engine, attrs quota.Attributes) {
 			continue
 		}
 		s.keyFrom = len(p.keys)
-		p.keys, s.stripe = quota.AppendBucketKey(p.keys, e.cfg.KeyPrefix, e.cfg.Stripes, s.match.Policy, attrs)
+		s.partition = quota.Partition(s.match.Policy, attrs)
+		p.keys, s.stripe = quota.AppendPartitionKey(p.keys, e.cfg.KeyPrefix, e.cfg.Stripes, s.partition, s.match.Policy, attrs)
 		s.keyTo = len(p.keys)
 		if e.split(s.match.Policy) {
 			p.keys = quota.AppendShareKey(p.keys, e.cfg.KeyPrefix, s.stripe, s.match.Policy.ID)

@@ -32,6 +32,7 @@ type Dataset interface {
 	// Apply writes grants that are newer than what each stripe holds and raises
 	// the epoch, on every stripe. With no grants it only raises the epoch. It
 	// fails with quota.ErrFenced when the dataset has another gen or a newer epoch.
+	// Grants of tracked keys are applied before those of policies.
 	Apply(ctx context.Context, epoch quota.Epoch, gen string, grants []quota.Grant) error
 	// Held reports what every stripe has applied of these policies: the lowest
 	// version where they differ, version zero where a record is missing. Drained
@@ -48,6 +49,12 @@ type Dataset interface {
 	Renew(ctx context.Context, epoch quota.Epoch, gen string, sent []int64, ttl time.Duration, policyIDs []string) (lapsed bool, err error)
 	// LeaseLeft returns how long the region's lease lasts yet, zero when it is over.
 	LeaseLeft(ctx context.Context) (time.Duration, error)
+	// HeldKeys reports what is applied of tracked keys; those without a share of their
+	// own are left out. Of a log, Hold is the larger of its share and its entries, and
+	// Drained whether that is the share.
+	HeldKeys(ctx context.Context, ids []quota.ID) ([]quota.QuotaReport, error)
+	// TrackedKeys lists the keys that have a share of their own.
+	TrackedKeys(ctx context.Context) ([]quota.ID, error)
 	AddDemand(ctx context.Context, demands []quota.Demand) error
 	// TakeDemand returns what was added since the last take and starts a new window.
 	TakeDemand(ctx context.Context) (quota.DemandWindow, error)

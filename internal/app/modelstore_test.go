@@ -25,6 +25,8 @@ type modelStore struct {
 	taken   time.Time
 	// onApply is called with what the region may act on, under the store's lock.
 	onApply func(policy string, share quota.Share)
+
+	names map[string]quota.ID // of buckets that were ever tracked
 }
 
 type shrink struct {
@@ -36,6 +38,7 @@ func newModelStore(stripes int) *modelStore {
 	return &modelStore{
 		stripes: stripes, model: quota.NewModel(), gens: map[int]string{},
 		applied: map[string]quota.Grant{}, shrunk: map[string]shrink{}, demand: map[quota.Demand]quota.Demand{},
+		names: map[string]quota.ID{},
 	}
 }
 
@@ -80,6 +83,10 @@ func (s *modelStore) Initialise(_ context.Context, gen string, fresh bool) error
 func (s *modelStore) Apply(_ context.Context, epoch quota.Epoch, gen string, grants []quota.Grant) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	grants, err := s.track(epoch, gen, grants)
+	if err != nil {
+		return err
+	}
 	for i := range s.stripes {
 		keys := make([]string, len(grants))
 		for k, g := range grants {
@@ -104,6 +111,55 @@ func (s *modelStore) Apply(_ context.Context, epoch quota.Epoch, gen string, gra
 		}
 	}
 	return nil
+}
+
+// track applies the grants of keys and returns the others.
+func (s *modelStore) track(epoch quota.Epoch, gen string, grants []quota.Grant) (rest []quota.Grant, err error) {
+	for _, g := range grants {
+		if g.ID.Key == "" {
+			rest = append(rest, g)
+			continue
+		}
+		bucket, stripe, err := quota.PlaceOf(g.ID, quota.DefaultKeyPrefix, s.stripes)
+		if err != nil {
+			return nil, err
+		}
+		s.names[bucket] = g.ID
+		place := quota.Place{Bucket: bucket, ShareKey: string(quota.AppendShareKey(nil, quota.DefaultKeyPrefix, stripe, g.ID.Policy))}
+		if _, err := s.model.Track(micros(), stripe, epoch, gen, []quota.Place{place}, []quota.Grant{g}); err != nil {
+			return nil, err
+		}
+	}
+	return rest, nil
+}
+
+func (s *modelStore) HeldKeys(_ context.Context, ids []quota.ID) ([]quota.QuotaReport, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var reports []quota.QuotaReport
+	for _, id := range ids {
+		bucket, _, err := quota.PlaceOf(id, quota.DefaultKeyPrefix, s.stripes)
+		if err != nil {
+			return nil, err
+		}
+		if k, ok := s.model.HeldKey(micros(), bucket); ok {
+			reports = append(reports, quota.QuotaReport{
+				ID: id, Version: k.Version, Share: k.Share, Period: s.applied[id.Policy].Limit.Period,
+				Hold: k.Hold, Drained: k.Hold <= k.Share.Capacity, Surrendered: k.Surrendered,
+			})
+		}
+	}
+	return reports, nil
+}
+
+func (s *modelStore) TrackedKeys(context.Context) ([]quota.ID, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var ids []quota.ID
+	for _, bucket := range s.model.Tracked() {
+		ids = append(ids, s.names[bucket])
+	}
+	return ids, nil
 }
 
 func (s *modelStore) Held(_ context.Context, policyIDs []string) ([]quota.QuotaReport, error) {
@@ -159,9 +215,9 @@ func (s *modelStore) AddDemand(_ context.Context, demands []quota.Demand) error 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, d := range demands {
-		id := quota.Demand{Policy: d.Policy, Key: d.Key}
+		id := quota.Demand{Policy: d.Policy, Key: d.Key, Kind: d.Kind}
 		sum := s.demand[id]
-		sum.Policy, sum.Key = d.Policy, d.Key
+		sum.Policy, sum.Key, sum.Kind = d.Policy, d.Key, d.Kind
 		sum.Offered += d.Offered
 		sum.Admitted += d.Admitted
 		s.demand[id] = sum
