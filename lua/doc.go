@@ -9,6 +9,7 @@
 //
 //	rl:{17}@region        region record: dataset:epoch:term:lease end:caution until
 //	rl:{17}@share:POLICY  share record of a global policy, see below
+//	rl:{17}@tracked       the keys of the stripe that have a share of their own, and their policies
 //	rl:{17}@reply:HASH    a remembered outcome
 //	rl:{17}:...           buckets and logs, see quota.AppendBucketKey
 //	rl:{0}@stripes        how many stripes the region has, fixed at first start
@@ -16,7 +17,7 @@
 //	rl:{0}@taken          when that was last read
 //	rl:{0}@agent          which node reports to the coordinator
 //
-// Buckets, logs and replies always have a TTL. Records have none, so that a Redis
+// Buckets, logs and replies always have a TTL, but for those of tracked keys. Records have none, so that a Redis
 // with a volatile eviction policy never evicts one.
 //
 // # Values
@@ -50,6 +51,21 @@
 // is one ahead: the clock stepped back. Half the wide range is 2e15 milli-tokens, so
 // under limits above 2^38 tokens a bucket may read too low, never too high, when it
 // is touched again after it had long been full.
+//
+// A tracked key has a share of its own. Its value is T, a share record, then, once an
+// attempt has told, ";" and how its quota follows from the policy's (limit, policy's
+// limit, refill rate over the policy's, by what factor its bucket lives longer), then "#"
+// and what any key holds, or nothing. So a script sees the record in the MGET that it
+// does anyway. Its first grant copies the policy's record, settled, so that (x, A_x) goes
+// on exactly, and widens a narrow mark, since a tracked value has no TTL; a gift raises
+// x and the ghost; what a shrink cuts off stands where a log has its hold. A drop stores
+// the level under the policy's accumulator, a milli-token ahead, or deletes the bucket
+// when it is as good as one that nobody uses. What is not known is taken for the worst:
+// before an attempt has told whether a key is overridden, a gift raises no stored level,
+// nothing stored counts as surrendered, and a log drains by W4. One thing is not exact: a
+// key whose override has more burst for its refill than the policy, which nobody used
+// while it was tracked nor for a bucket's life after, reads as if it had filled at the
+// policy's pace.
 //
 // A bucket with regional numbers is "level@microseconds": its refill in lowest terms
 // is a whole number of milli-tokens in a whole number of microseconds, and the instant

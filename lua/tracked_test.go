@@ -198,3 +198,44 @@ func TestTrackedKeysAfterAScriptFlush(t *testing.T) {
 		t.Errorf("value %q", value)
 	}
 }
+
+// Demand of flagged and tracked keys comes back as such, beside that of the policy.
+// Flagged keys of one policy leave room for those of others and for totals.
+func TestDemandOfKeysIsBoundedByPolicy(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, testenv.RedisCluster(t).Addrs)
+	var demands []quota.Demand
+	for i := range 12_000 {
+		demands = append(demands, quota.Demand{Policy: "attacked", Key: fmt.Sprintf("%016x:attacked", i), Kind: quota.DemandFlagged, Offered: token})
+	}
+	key := "0000000000000001:p"
+	for _, kind := range []quota.DemandKind{quota.DemandFlagged, quota.DemandTracked, quota.DemandShared} {
+		demands = append(demands, quota.Demand{Policy: "p", Key: key, Kind: kind, Offered: 3 * token, Admitted: 2 * token})
+	}
+	demands = append(demands, quota.Demand{Policy: "attacked", Offered: 12_000 * token})
+	for range 2 {
+		if err := s.AddDemand(t.Context(), demands); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w, err := s.TakeDemand(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	flagged, found := 0, map[quota.DemandKind]int{}
+	for _, d := range w.Demands {
+		switch {
+		case d.Policy == "attacked" && d.Kind == quota.DemandFlagged && d.Offered == 2*token:
+			flagged++
+		case d.Policy == "attacked" && d.Key == "" && d.Offered == 24_000*token:
+			found[3]++
+		case d.Policy == "p" && d.Key == key && d.Offered == 6*token && d.Admitted == 4*token:
+			found[d.Kind]++
+		default:
+			t.Errorf("unknown demand %+v", d)
+		}
+	}
+	if flagged != 8192 || len(found) != 4 {
+		t.Errorf("%d flagged keys of the attacked policy, want 8192; found of others %v, want one of each", flagged, found)
+	}
+}

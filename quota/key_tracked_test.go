@@ -2,7 +2,6 @@ package quota_test
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -86,7 +85,7 @@ func TestPlaceOfRefusesWhatIsNoKey(t *testing.T) {
 	if name := quota.TrackedKey(1, "no store key"); name != "" {
 		t.Errorf("a name for what is no store key: %q", name)
 	}
-	if got := fmt.Sprintf("%s", quota.AppendTrackedKey(nil, "rl", 7)); got != "rl:{7}@tracked" {
+	if got := string(quota.AppendTrackedKey(nil, "rl", 7)); got != "rl:{7}@tracked" {
 		t.Errorf("list of tracked keys at %q", got)
 	}
 }

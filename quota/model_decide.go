@@ -211,6 +211,12 @@ func (s *shared) touch(v bucketValue, own bool, cost float64) (level, mark, shor
 	return math.Max(0, math.Min(s.ghost, v.level+gain)), mark, steps(cost-v.level, 0, scale) - since, moved
 }
 
+// levelOf is the level that touch returns.
+func (s *shared) levelOf(v bucketValue, own bool) float64 {
+	level, _, _, _ := s.touch(v, own, 0) //nolint:dogsled // the others are for a charge
+	return level
+}
+
 func (m *Model) decideShared(now float64, a Attempt, e Entry) step {
 	rec, own := m.recordOf(now, a, e)
 	s := m.view(rec, now, a.Stripe, e.Scaling(), e.Limit != e.Base)
@@ -322,24 +328,25 @@ func (m *Model) shareRecord(now float64, a Attempt, e Entry) record {
 		rec = newRecord(e.FloorGrant(), 0, now, m.regions[a.Stripe].hot)
 		m.shares[e.ShareKey] = rec
 	}
-	if rec.caughtUp(now, e) && !a.Peek {
+	rec, caughtUp := rec.caughtUp(now, e)
+	if caughtUp && !a.Peek {
 		m.shares[e.ShareKey] = rec
 	}
 	return rec
 }
 
-// caughtUp moves the instant of a record back to where the clock is, when it lies ahead
-// by more than it ever should, and reports whether it did.
-func (r *record) caughtUp(now float64, e Entry) bool {
+// caughtUp returns the record with its instant moved back to where the clock is, when it
+// lies ahead by more than it ever should, and whether it was.
+func (r record) caughtUp(now float64, e Entry) (record, bool) {
 	window := 0.0
 	if e.Algorithm == SlidingLog {
 		window = math.Ceil(r.period * drift)
 	}
 	if r.at-now <= window+longestPause {
-		return false
+		return r, false
 	}
 	r.at = now + window
-	return true
+	return r, true
 }
 
 // FloorGrant is the share that a region uses of a policy before it was granted one.

@@ -42,7 +42,8 @@ func (m *Model) recordOf(now float64, a Attempt, e Entry) (rec record, own bool)
 	if !own {
 		return m.shareRecord(now, a, e), false
 	}
-	if t.rec.caughtUp(now, e) && !a.Peek {
+	caughtUp := false
+	if t.rec, caughtUp = t.rec.caughtUp(now, e); caughtUp && !a.Peek {
 		m.tracked[e.Bucket] = t
 	}
 	return t.rec, true
@@ -194,8 +195,7 @@ func (m *Model) levelOf(key string, s *shared, t trackedKey) (level float64, ok 
 	case !bucket || !v.shared:
 		return 0, false
 	}
-	level, _, _, _ = s.touch(v, true, 0)
-	return level, true
+	return s.levelOf(v, true), true
 }
 
 // untrack puts a key back under its policy's record, with no token more.

@@ -301,7 +301,7 @@ func TestTrackedLogTellsItsEntries(t *testing.T) {
 			t.Errorf("%s: drained, and holds %s", name, state.Hold)
 		}
 		b.track(quota.Share{}, 0, true)
-		if got := int64(b.level().Whole()); got != own*60/100-own*20/100 {
+		if got := b.level().Whole(); got != own*60/100-own*20/100 {
 			t.Errorf("%s: %d slots after the drop, want those of the policy's share but for the entries", name, got)
 		}
 		b.now += 70_000_000

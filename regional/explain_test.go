@@ -123,6 +123,7 @@ func TestExplainTellsTheShareAndItsAge(t *testing.T) {
 			return in, nil
 		}}
 		startAgent(t, first, co, "n1")
+		synctest.Wait() // the first is the agent
 		startAgent(t, second, co, "n2")
 		tells := func(b *bundle, what string, capacity quota.Tokens, version int64, least, most time.Duration) {
 			t.Helper()

@@ -13,7 +13,7 @@ import (
 
 // A million random keys lose none of the busy ones and take no more memory than is stated.
 func TestAttackLosesNoBusyKey(t *testing.T) {
-	const real, weight, random = 100, 625, 1_000_000
+	const busy, weight, random = 100, 625, 1_000_000
 	r := rand.New(rand.NewPCG(1, 2))
 	var before, after runtime.MemStats
 	runtime.GC()
@@ -23,8 +23,8 @@ func TestAttackLosesNoBusyKey(t *testing.T) {
 	for i := range random {
 		o.bucket, o.partition = fmt.Sprintf("rl:{7}:api-free:k:%016x", r.Uint64()), uint64(i)
 		cell.own.flagged.add(&o)
-		if i%(random/(real*weight)) == 0 {
-			n := i / (random / (real * weight)) % real
+		if i%(random/(busy*weight)) == 0 {
+			n := i / (random / (busy * weight)) % busy
 			o.bucket, o.partition = fmt.Sprintf("rl:{7}:api-free:k:%016d", n), uint64(n)
 			cell.own.flagged.add(&o)
 		}
@@ -48,13 +48,13 @@ func TestAttackLosesNoBusyKey(t *testing.T) {
 	if len(taken) != flushOwnKeys || len(s.heap) != ownKeys-flushOwnKeys || len(s.byKey) != len(s.heap) {
 		t.Fatalf("%d taken, %d left", len(taken), len(s.heap))
 	}
-	for i, d := range taken[:real] {
+	for i, d := range taken[:busy] {
 		var n int
-		if _, err := fmt.Sscanf(d.Key[len("0000000000000000:api-free:k:"):], "%d", &n); err != nil || n >= real || d.Kind != quota.DemandFlagged {
+		if _, err := fmt.Sscanf(d.Key[len("0000000000000000:api-free:k:"):], "%d", &n); err != nil || n >= busy || d.Kind != quota.DemandFlagged {
 			t.Errorf("the %d-th busiest is %+v", i, d)
 		}
 		// What may stem from others is left out, at most a part in ownKeys of it all.
-		if least := (weight - (random+real*weight)/ownKeys) * quota.Token; d.Offered > weight*quota.Token || d.Offered < least {
+		if least := (weight - (random+busy*weight)/ownKeys) * quota.Token; d.Offered > weight*quota.Token || d.Offered < least {
 			t.Errorf("%s is told as %s of %d, want at least %s", d.Key, d.Offered, weight, least)
 		}
 	}

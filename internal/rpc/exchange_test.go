@@ -2,7 +2,9 @@ package rpc_test
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -125,7 +127,7 @@ func TestRegionClient(t *testing.T) {
 	in := quota.Report{
 		Region: "us-east", Gen: "g1", Epoch: 3, SentAt: 17, Revision: 9, Full: true,
 		Quotas: []quota.QuotaReport{{
-			ID: quota.ID{Policy: "p", Key: "\xff\x00"}, Version: 4, Share: limit.Share(), Period: time.Minute,
+			ID: quota.ID{Policy: "p", Key: "00000000000000ff:t:~0123456789abcdef:p"}, Version: 4, Share: limit.Share(), Period: time.Minute,
 			Demand: 1.5, Total: 2.5, Admitted: 0.5, Drained: true, Hold: 5, Surrendered: 6, Urgent: true,
 		}},
 	}
@@ -147,21 +149,30 @@ func TestRegionClient(t *testing.T) {
 	assert.Equal(t, want, instructions)
 }
 
-// A full report of ten thousand quotas passes, though it is larger than what
-// LimiterService takes.
+// The largest report that an agent makes passes, though it is larger than what
+// LimiterService takes: forty thousand lines of keys, of the longest names and numbers.
 func TestRegionClientLargeReport(t *testing.T) {
 	n := 0
 	_, client := regionServer(t, func(_ context.Context, r quota.Report) (quota.Instructions, error) {
 		n = len(r.Quotas)
 		return quota.Instructions{}, nil
 	})
-	r := quota.Report{Region: "us-east", Full: true, Quotas: make([]quota.QuotaReport, 10_000)}
+	r := quota.Report{Region: "us-east", Full: true, Quotas: make([]quota.QuotaReport, 40_000)}
+	policy, tenant := strings.Repeat("p", quota.MaxPolicyID), strings.Repeat("t", 32)
+	most := quota.Share{Capacity: quota.MaxTokens, Refill: quota.MaxTokens}
 	for i := range r.Quotas {
-		r.Quotas[i] = quota.QuotaReport{ID: quota.ID{Policy: "policy", Key: string(make([]byte, 200))}, Demand: 1}
+		r.Quotas[i] = quota.QuotaReport{
+			ID:      quota.ID{Policy: policy, Key: fmt.Sprintf("%016x:t:%s:%s:k:%016x", i, tenant, policy, i)},
+			Version: math.MaxInt64, Share: most, Period: 365*24*time.Hour - 1, Demand: 1, Total: 1, Admitted: 1,
+			Hold: quota.MaxTokens, Surrendered: quota.MaxTokens, Urgent: true,
+		}
+		if n := len(r.Quotas[i].ID.Key); n != quota.MaxTrackedKey {
+			t.Fatalf("a key of %d bytes, not the longest", n)
+		}
 	}
 	_, err := client.Report(t.Context(), r)
 	require.NoError(t, err)
-	assert.Equal(t, 10_000, n)
+	assert.Equal(t, 40_000, n)
 }
 
 // Case 85: numbers that no region can mean are refused.
@@ -179,6 +190,7 @@ func TestReportValidation(t *testing.T) {
 		"region: ":                      {},
 		"epoch: -1":                     {Region: "r", Epoch: -1},
 		"quotas[0].id.policy":           base(func(q *quota.QuotaReport) { q.ID.Policy = "" }),
+		"quotas[0].id.key":              base(func(q *quota.QuotaReport) { q.ID.Key = "00000000000000ff:other" }),
 		"quotas[0].version":             base(func(q *quota.QuotaReport) { q.Version = -1 }),
 		"quotas[0].share.capacity":      base(func(q *quota.QuotaReport) { q.Share.Capacity = -1 }),
 		"quotas[0].share.refill":        base(func(q *quota.QuotaReport) { q.Share.Refill = 1 << 62 }),

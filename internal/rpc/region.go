@@ -70,6 +70,12 @@ func validateQuotaReport(p *problems, at string, q *weirv1.QuotaReport) {
 	if id := q.GetId().GetPolicy(); id == "" || len(id) > MaxPolicyID {
 		p.add(at+".id.policy", "not a policy id; use 1 to %d bytes", MaxPolicyID)
 	}
+	if id := toID(q.GetId()); id.Key != "" {
+		// Where it would lie does not matter here, only that it names a key at all.
+		if _, _, err := quota.PlaceOf(id, quota.DefaultKeyPrefix, 1); err != nil {
+			p.add(at+".id.key", "not the name of a key of the policy, of at most %d bytes", quota.MaxTrackedKey)
+		}
+	}
 	if q.GetVersion() < 0 {
 		p.add(at+".version", "%d is negative", q.GetVersion())
 	}
