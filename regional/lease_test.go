@@ -11,15 +11,16 @@ import (
 
 const leaseTTL = 15 * time.Second
 
-func strictBucket(capacity quota.Tokens) *quota.Policy {
-	return with(globalBucket("p", capacity, capacity), func(p *quota.Policy) {
+// strictBucket is one of a hundred tokens.
+func strictBucket() *quota.Policy {
+	return with(globalBucket("p", 100, 100), func(p *quota.Policy) {
 		p.Split.OnPartition, p.OnStoreFailure = quota.Strict, quota.FailLocal
 	})
 }
 
-// strictGrant is a share of which the floor is permanent, with all its tokens.
-func strictGrant(p *quota.Policy, capacity quota.Tokens) quota.Grant {
-	g := grant(p, 1, capacity)
+// strictGrant is a share of sixty of which the floor is permanent, with all its tokens.
+func strictGrant(p *quota.Policy) quota.Grant {
+	g := grant(p, 1, 60)
 	g.Permanent, g.Gift = floorOf(p), g.Share.Capacity-floorOf(p).Capacity
 	return g
 }
@@ -48,10 +49,10 @@ func always() bool { return true }
 // TestTheFirstGrantComesWithALease: its tokens can be spent at once.
 func TestTheFirstGrantComesWithALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := strictBucket(100)
+		p := strictBucket()
 		b := setup(t, newMemStore(), []*quota.Policy{p})
 		co := &scribe{}
-		co.set(lessor(strictGrant(p, 60), always))
+		co.set(lessor(strictGrant(p), always))
 		a := startAgent(t, b, co, "n1")
 		pass(3 * time.Second)
 		if got := b.remaining(t, request(), "p"); got != 60 {
@@ -80,10 +81,10 @@ func TestTheFirstGrantComesWithALease(t *testing.T) {
 // then answers.
 func TestTheLeaseEndsAndComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := strictBucket(100)
+		p := strictBucket()
 		b := setup(t, newMemStore(), []*quota.Policy{p})
 		co := &scribe{}
-		co.set(lessor(strictGrant(p, 60), always))
+		co.set(lessor(strictGrant(p), always))
 		a := startAgent(t, b, co, "n1")
 		pass(3 * time.Second)
 		away := time.Now()
@@ -106,7 +107,7 @@ func TestTheLeaseEndsAndComesBack(t *testing.T) {
 		if pe := ex.Policies[0]; !pe.Leased || pe.LeaseLeft != 0 || pe.Share != floorOf(p) || pe.Permanent != floorOf(p) {
 			t.Errorf("explained as %+v", pe)
 		}
-		co.set(lessor(strictGrant(p, 60), always))
+		co.set(lessor(strictGrant(p), always))
 		pass(20 * time.Second) // the agent has backed off
 		if got := b.metric(t, "weir_lease_lapses_total", nil); got != 1 {
 			t.Errorf("%v lapses, want 1", got)
@@ -115,7 +116,7 @@ func TestTheLeaseEndsAndComesBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if pe := ex.Policies[0]; pe.LeaseLeft <= 0 || pe.Share != strictGrant(p, 60).Share {
+		if pe := ex.Policies[0]; pe.LeaseLeft <= 0 || pe.Share != strictGrant(p).Share {
 			t.Errorf("explained as %+v", pe)
 		}
 	})
@@ -125,10 +126,10 @@ func TestTheLeaseEndsAndComesBack(t *testing.T) {
 // knows by itself when it is over.
 func TestLocalDecisionsObeyTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := strictBucket(100)
+		p := strictBucket()
 		b := setup(t, newMemStore(), []*quota.Policy{p})
 		co := &scribe{}
-		co.set(lessor(strictGrant(p, 60), always))
+		co.set(lessor(strictGrant(p), always))
 		startAgent(t, b, co, "n1")
 		pass(3 * time.Second)
 		b.mustCheck(t, request())
@@ -178,10 +179,10 @@ func TestHoldNeverAsksForALease(t *testing.T) {
 // TestALeaseIsNotWrittenAtEachReport: five times in its length will do.
 func TestALeaseIsNotWrittenAtEachReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := strictBucket(100)
+		p := strictBucket()
 		b := setup(t, newMemStore(), []*quota.Policy{p})
 		co := &scribe{}
-		co.set(lessor(strictGrant(p, 60), always))
+		co.set(lessor(strictGrant(p), always))
 		startAgent(t, b, co, "n1")
 		pass(4 * leaseTTL)
 		b.store.set(func(s *memStore) {
@@ -203,13 +204,13 @@ func TestALeaseForAnotherReportExtendsNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := strictBucket(100)
+				p := strictBucket()
 				b := setup(t, newMemStore(), []*quota.Policy{p})
 				co := &scribe{}
-				co.set(lessor(strictGrant(p, 60), always))
+				co.set(lessor(strictGrant(p), always))
 				startAgent(t, b, co, "n1")
 				pass(3 * time.Second)
-				good := lessor(strictGrant(p, 60), always)
+				good := lessor(strictGrant(p), always)
 				co.set(func(n int, r quota.Report) (quota.Instructions, error) {
 					in, err := good(n, r)
 					wrong(&in)
