@@ -12,6 +12,7 @@ func (m *Model) Report(now int64, shareKey string) (q QuotaReport, ok bool) {
 	}
 	q = QuotaReport{
 		Version: int64(r.version), Share: Share{Tokens(r.capacity), Tokens(r.refill)}, Period: fromMicros(r.period),
+		Permanent: Share{Tokens(r.permCapacity), Tokens(r.permRefill)},
 	}
 	if float64(now)-r.shrunk < math.Ceil(r.period*drift) {
 		q.Hold = Tokens(r.hold)

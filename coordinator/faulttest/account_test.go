@@ -21,6 +21,8 @@ type account struct {
 	born         int64 // counts how often it was added
 	// effective is true when the leader says that the limit is in force.
 	effective bool
+	// strict: the policy is of that partition mode.
+	strict bool
 	// exact: regions report how many entries a log holds, as for one key.
 	exact bool
 	// What may be in use: the limit, or a larger earlier one until the lower one is

@@ -108,18 +108,24 @@ func (w *world) crash() {
 	if w.leader == nil {
 		return
 	}
+	w.electAt = w.now + w.between(0, 20*time.Second)
 	if l := w.leader; w.chance(2) {
 		l.until = w.now + w.between(0, 40*time.Second)
+		if w.leases { // its right to answer ends before there is another
+			l.until = min(l.until, w.electAt)
+		}
 		w.zombies = append(w.zombies, l)
 	}
 	w.leader = nil
-	w.electAt = w.now + w.between(0, 20*time.Second)
 }
 
 // restart replaces the leader at once, with the present configuration.
 func (w *world) restart() {
 	w.crash()
 	w.electAt = w.now
+	if w.leases {
+		w.zombies = nil
+	}
 	w.lead()
 }
 
@@ -133,6 +139,9 @@ func (w *world) loseLedger() {
 	w.crash()
 	for _, l := range w.zombies {
 		l.orphan = true
+	}
+	if w.leases {
+		w.zombies = nil
 	}
 	last := quota.Epoch(0)
 	for _, r := range w.regions {

@@ -33,6 +33,12 @@ type mutant struct {
 	sendBeforePersist bool
 	// ackOnReceipt: regions acknowledge grants that they apply later.
 	ackOnReceipt bool
+	// leaseFromReceipt: regions count a lease from when the answer arrives.
+	leaseFromReceipt bool
+	// leasesGoOn: a region has its lease extended although a share of it is being taken back.
+	leasesGoOn bool
+	// permByFormula: regions go on with half of a share when their lease is over.
+	permByFormula bool
 	// giftSurvives: what was given with a version that a lower limit replaced is given
 	// with the next.
 	giftSurvives bool
@@ -49,8 +55,9 @@ func (m mutant) brain(w *world, l *leader, s coordinator.Snapshot) brain {
 		return newTextbook(slices.Clone(w.names), s.Epoch)
 	}
 	machine := coordinator.NewMachine(l.clock.time(w.now), time.Second, slices.Clone(w.names), s)
-	if m.growBeforeShrink || m.giftSurvives || m.giftAgain || m.resendsOld {
-		return &liar{Machine: machine, mutant: m, clock: func() time.Time { return l.clock.time(w.now) }, told: map[line]told{}}
+	machine.SetLeaseTTL(w.ttl)
+	if m.growBeforeShrink || m.giftSurvives || m.giftAgain || m.resendsOld || m.leasesGoOn {
+		return &liar{Machine: machine, mutant: m, clock: func() time.Time { return l.clock.time(w.now) }, told: map[line]told{}, ttl: w.ttl}
 	}
 	return machine
 }
@@ -65,6 +72,9 @@ func (m mutant) refuses(s *stripe, a *account, g quota.Grant) bool {
 
 // onGrant is what a region makes of a grant before it applies it.
 func (m mutant) onGrant(s *stripe, g *quota.Grant) {
+	if m.permByFormula {
+		g.Permanent = quota.Share{Capacity: g.Share.Capacity / 2, Refill: g.Share.Refill / 2}.Max(g.Permanent)
+	}
 	if m.absentIsFull {
 		g.Gift = g.Share.Capacity
 	}
@@ -115,6 +125,7 @@ type liar struct {
 	mutant mutant
 	clock  func() time.Time
 	told   map[line]told
+	ttl    time.Duration
 }
 
 type line struct {
@@ -155,6 +166,9 @@ func (l *liar) Report(now time.Time, rep quota.Report) error {
 
 func (l *liar) Instructions(rep quota.Report) quota.Instructions {
 	in := l.Machine.Instructions(rep)
+	if l.mutant.leasesGoOn && !l.Recovering() {
+		in.Lease = quota.Lease{SentAt: rep.SentAt, TTL: l.ttl}
+	}
 	for i := range in.Grants {
 		g := &in.Grants[i]
 		t := l.told[line{rep.Region, g.ID}]

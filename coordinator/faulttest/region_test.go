@@ -217,9 +217,10 @@ func (w *world) held(r *region, a *account) (q quota.QuotaReport, held bool) {
 		held = true
 		longer := max(q.Period, one.Period)
 		q.Share = q.Share.Per(q.Period, longer).Max(one.Share.Per(one.Period, longer))
+		q.Permanent = q.Permanent.Per(q.Period, longer).Max(one.Permanent.Per(one.Period, longer))
 		q.Period, q.Hold = longer, max(q.Hold, one.Hold)
 	}
-	q.ID = a.id
+	q.ID, q.Permanent = a.id, q.Permanent.Min(q.Share)
 	if missing {
 		q.Version = 0
 	}
@@ -294,6 +295,9 @@ func (w *world) follow(r *region, in quota.Instructions) {
 	if in.NextReport > 0 {
 		r.next = min(r.next, w.now+in.NextReport.Microseconds()/tick*tick)
 	}
+	if in.Lease.TTL > 0 && w.chance(2) { // agents extend a lease when a part of it is over
+		w.renew(r, in)
+	}
 	if len(in.Grants) == 0 && in.Epoch == r.epoch() {
 		return
 	}
@@ -306,6 +310,28 @@ func (w *world) follow(r *region, in quota.Instructions) {
 		}
 		if s.ready {
 			w.apply(r, s, in)
+		}
+	}
+}
+
+// renew extends the lease of every stripe, from when the report was sent.
+func (w *world) renew(r *region, in quota.Instructions) {
+	var keys []string
+	for _, a := range w.accounts {
+		keys = append(keys, shareKey(a))
+	}
+	ext := quota.LeaseExtension{Epoch: in.Epoch, Gen: r.gen, Sent: in.Lease.SentAt, TTL: in.Lease.TTL}
+	if w.mutant.leaseFromReceipt {
+		ext.Sent = w.local(r)
+	}
+	for i, s := range r.stripes {
+		if i > 0 && !w.calm && w.chance(20) {
+			break // the store failed half way
+		}
+		if s.ready {
+			if _, err := s.model.Renew(w.local(r), 0, ext, keys); err != nil && !errors.Is(err, quota.ErrFenced) {
+				w.fail(err)
+			}
 		}
 	}
 }

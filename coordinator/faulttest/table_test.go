@@ -17,30 +17,38 @@ const (
 	window = quota.SlidingLog
 )
 
-// table lists the mutants, behind the protocol itself. Partition mode is hold.
+// table lists the mutants, behind the protocol itself.
 var table = []row{
-	{"this protocol", bucket, mutant{}, false},
-	{"this protocol", window, mutant{}, false},
-	{"textbook push", bucket, mutant{textbook: true}, false},
-	{"textbook push, no faults but delay", bucket, mutant{textbook: true}, true},
-	{"textbook push", window, mutant{textbook: true}, false},
-	{"grow before shrink", bucket, mutant{growBeforeShrink: true}, false},
-	{"grow before shrink", window, mutant{growBeforeShrink: true}, false},
-	{"grow gives full new capacity (absent key)", bucket, mutant{absentIsFull: true}, false},
-	{"window: grow right after shrink applied", window, mutant{noDrain: true}, false},
-	{"no version check", bucket, mutant{noVersionCheck: true}, false},
-	{"no epoch check", bucket, mutant{noEpochCheck: true}, false},
-	{"acknowledged before applied", bucket, mutant{ackOnReceipt: true}, false},
-	{"sent before persisted", bucket, mutant{sendBeforePersist: true}, false},
-	{"volatile ledger at failover", bucket, mutant{volatileLedger: true}, false},
-	{"refill not derated for drift", bucket, mutant{notDerated: true}, false},
-	{"window not stretched for drift", window, mutant{notDerated: true}, false},
-	{"data loss restores default share", bucket, mutant{lossRestoresShare: true}, false},
-	{"data loss restores default share", window, mutant{lossRestoresShare: true}, false},
-	{"gift survives a limit decrease", bucket, mutant{giftSurvives: true}, false},
-	{"gift under way while its region loses its data is given again", bucket, mutant{giftAgain: true}, false},
-	{"data lost while a share is taken back: the old share is sent again", bucket, mutant{resendsOld: true}, false},
-	{"data lost while a share is taken back: the old share is sent again", window, mutant{resendsOld: true}, false},
+	{"this protocol", bucket, mutant{}, false, quota.Hold},
+	{"this protocol", window, mutant{}, false, quota.Hold},
+	{"this protocol", bucket, mutant{}, false, quota.Strict},
+	{"this protocol", window, mutant{}, false, quota.Strict},
+	{"textbook push", bucket, mutant{textbook: true}, false, quota.Hold},
+	{"textbook push, no faults but delay", bucket, mutant{textbook: true}, true, quota.Hold},
+	{"textbook push", window, mutant{textbook: true}, false, quota.Hold},
+	{"grow before shrink", bucket, mutant{growBeforeShrink: true}, false, quota.Hold},
+	{"grow before shrink", window, mutant{growBeforeShrink: true}, false, quota.Hold},
+	{"grow gives full new capacity (absent key)", bucket, mutant{absentIsFull: true}, false, quota.Hold},
+	{"window: grow right after shrink applied", window, mutant{noDrain: true}, false, quota.Hold},
+	{"no version check", bucket, mutant{noVersionCheck: true}, false, quota.Hold},
+	{"acknowledged before applied", bucket, mutant{ackOnReceipt: true}, false, quota.Hold},
+	{"sent before persisted", bucket, mutant{sendBeforePersist: true}, false, quota.Hold},
+	{"volatile ledger at failover", bucket, mutant{volatileLedger: true}, false, quota.Hold},
+	{"refill not derated for drift", bucket, mutant{notDerated: true}, false, quota.Hold},
+	{"window not stretched for drift", window, mutant{notDerated: true}, false, quota.Hold},
+	{"data loss restores default share", bucket, mutant{lossRestoresShare: true}, false, quota.Hold},
+	{"data loss restores default share", window, mutant{lossRestoresShare: true}, false, quota.Hold},
+	{"gift survives a limit decrease", bucket, mutant{giftSurvives: true}, false, quota.Hold},
+	{"gift under way while its region loses its data is given again", bucket, mutant{giftAgain: true}, false, quota.Hold},
+	{"data lost while a share is taken back: the old share is sent again", bucket, mutant{resendsOld: true}, false, quota.Hold},
+	{"data lost while a share is taken back: the old share is sent again", window, mutant{resendsOld: true}, false, quota.Hold},
+	{"lease counted from receipt", bucket, mutant{leaseFromReceipt: true}, false, quota.Strict},
+	{"lease counted from receipt", window, mutant{leaseFromReceipt: true}, false, quota.Strict},
+	{"data lost while a share is taken back: the old share is sent again", bucket, mutant{resendsOld: true}, false, quota.Strict},
+	{"leases go on while a share is taken back", bucket, mutant{leasesGoOn: true}, false, quota.Strict},
+	{"leases go on while a share is taken back", window, mutant{leasesGoOn: true}, false, quota.Strict},
+	{"permanent part by formula, not from the message", bucket, mutant{permByFormula: true}, false, quota.Strict},
+	{"permanent part by formula, not from the message", window, mutant{permByFormula: true}, false, quota.Strict},
 }
 
 type row struct {
@@ -48,6 +56,7 @@ type row struct {
 	kind   quota.Algorithm
 	mutant mutant
 	calm   bool
+	mode   quota.PartitionMode
 }
 
 // result is what the schedules found of a mutant.
@@ -66,7 +75,7 @@ type result struct {
 func (r row) try(atLeast int) result {
 	out := result{row: r}
 	for out.schedules < atLeast || (out.first == 0 && r.mutant != (mutant{}) && out.schedules < schedules(500)) {
-		o := options{mutant: r.mutant, only: r.kind, calm: r.calm}
+		o := options{mutant: r.mutant, only: r.kind, calm: r.calm, strict: r.mode == quota.Strict, hold: r.mode == quota.Hold}
 		w := newWorld(uint64(out.schedules), o)
 		for end := length.Microseconds(); w.now < end && w.err == nil; {
 			w.step()
@@ -113,11 +122,11 @@ func TestTheSchedulesNoticeMutants(t *testing.T) {
 	wg.Wait()
 	var b strings.Builder
 	tab := tabwriter.NewWriter(&b, 0, 0, 1, ' ', 0)
-	fmt.Fprintln(tab, "| variant\t| kind\t| schedules\t| noticed by schedule\t| over the envelope\t| worst %\t| breaking an invariant\t| worst %\t|")
-	fmt.Fprintln(tab, "|---\t|---\t|---\t|---\t|---\t|---\t|---\t|---\t|")
+	fmt.Fprintln(tab, "| variant\t| kind\t| mode\t| schedules\t| noticed by schedule\t| over the envelope\t| worst %\t| breaking an invariant\t| worst %\t|")
+	fmt.Fprintln(tab, "|---\t|---\t|---\t|---\t|---\t|---\t|---\t|---\t|---\t|")
 	for _, r := range results {
-		fmt.Fprintf(tab, "| %s\t| %s\t| %d\t| %d\t| %d\t| %.2f\t| %d\t| %.2f\t|\n",
-			r.name, r.kind, r.schedules, r.first, r.envelope, r.worstEnvelope, r.invariant, r.worstInv)
+		fmt.Fprintf(tab, "| %s\t| %s\t| %s\t| %d\t| %d\t| %d\t| %.2f\t| %d\t| %.2f\t|\n",
+			r.name, r.kind, r.mode, r.schedules, r.first, r.envelope, r.worstEnvelope, r.invariant, r.worstInv)
 		if r.first > 0 && r.mutant == (mutant{}) {
 			t.Errorf("schedule %d finds something where nothing is broken", r.first-1)
 		}

@@ -100,6 +100,11 @@ func (w *world) use(r *region, a *account, i int) (u use) {
 		}
 	}
 	u.level = float64(level)
+	if end, err := s.model.LeaseEnd(0); err != nil {
+		w.fail(err)
+	} else if end < now {
+		q.Share = q.Share.Min(q.Permanent)
+	}
 	if usable || q.Version > 0 {
 		u.capacity = max(u.capacity, float64(q.Share.Capacity))
 		u.rate = rateOf(quota.Limit{Refill: q.Share.Refill, Period: q.Period})

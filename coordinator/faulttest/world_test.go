@@ -36,6 +36,10 @@ type options struct {
 	only quota.Algorithm
 	// calm networks delay messages, and that is all that goes wrong.
 	calm bool
+	// strict lets all policies be of that partition mode, hold none; else some are.
+	strict, hold bool
+	// ttl is the length of leases, if not a random one.
+	ttl time.Duration
 }
 
 // world is a coordinator, its ledger, regions and a network in virtual time.
@@ -62,6 +66,7 @@ type world struct {
 	loss, duplicates float64
 	fastClocks       bool
 	keys             int   // of each policy
+	leases           bool  // some policies need one
 	cutAll           int64 // until
 	longest          int64 // step, in ticks
 	storm            int64 // until: everybody takes what there is
@@ -75,7 +80,10 @@ func newWorld(seed uint64, o options) *world {
 	w := &world{
 		options: o, rng: rand.New(rand.NewPCG(seed, 12)), lossy: seed%3 == 2 && !o.calm,
 	}
-	w.longest = 9
+	w.longest, w.leases = 9, !o.hold && (o.strict || w.chance(2))
+	if w.ttl == 0 {
+		w.ttl = 2500*time.Millisecond + time.Duration(w.rng.IntN(4000))*time.Millisecond
+	}
 	w.fastClocks, w.keys = w.chance(4), 1+w.rng.IntN(2)
 	if !o.calm {
 		w.loss, w.duplicates = w.rng.Float64()*0.2, w.rng.Float64()*0.1
@@ -116,6 +124,7 @@ func (w *world) addAccount(i int) {
 		a.algorithm = quota.SlidingLog
 	}
 	a.exact = w.chance(3)
+	a.strict = w.leases && (w.strict || w.chance(2))
 	a.keys = make([]key, w.keys)
 	w.accounts = append(w.accounts, a)
 	w.setPolicy(a)
@@ -143,6 +152,9 @@ func (w *world) setPolicy(a *account) {
 	p := &quota.Policy{ID: a.id.Policy, Algorithm: a.algorithm}
 	if old := a.last; old != nil {
 		*p = *old
+	}
+	if a.strict {
+		p.Split.OnPartition = quota.Strict
 	}
 	l := &p.Limit
 	if a.last == nil || w.chance(6) {
@@ -176,6 +188,13 @@ func (w *world) setFloor(a *account) {
 	p := *a.policy
 	percent := float64(w.rng.IntN(60))
 	p.Split.FloorPercent = &percent
+	if w.leases && w.chance(3) {
+		a.strict = !a.strict
+		p.Split.OnPartition = quota.Hold
+		if a.strict {
+			p.Split.OnPartition = quota.Strict
+		}
+	}
 	w.replacePolicy(a, &p)
 }
 
