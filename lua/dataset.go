@@ -277,7 +277,7 @@ func (h *heldShare) report(policy string) quota.QuotaReport {
 
 // demandLetters begin the names of the demand hash's fields, by kind: what was offered,
 // and what was admitted.
-var demandLetters = []string{quota.DemandShared: "oa", quota.DemandFlagged: "fg", quota.DemandTracked: "tu"}
+var demandLetters = []string{quota.DemandShared: "oa", quota.DemandFlagged: "fg", quota.DemandTracked: "tu", quota.DemandShort: "sv"}
 
 // AddDemand adds what one node was offered to the region's sum. What does not fit
 // the bound is left out: it is a measurement, not a charge.

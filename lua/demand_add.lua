@@ -8,7 +8,7 @@
 -- Reply how many quotas were left out because the hash is full
 --
 -- A field is one of the letters before the quota's name: o and a of a policy or one of
--- its busiest keys, f and g of a flagged key, t and u of a tracked one. Field n and the
+-- its busiest keys, f and g of a flagged key, t and u of a tracked one, s and v of what met too low a level. Field n and the
 -- policy counts its flagged keys. The bounds keep a region without an agent, or one that
 -- is attacked with random keys, from growing; what is left out is only measurement. The
 -- total of a policy, which has no key, is never left out.

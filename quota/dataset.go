@@ -28,6 +28,10 @@ const (
 	DemandFlagged
 	// DemandTracked is that of a key that has one.
 	DemandTracked
+	// DemandShort is the part of a flagged or tracked key's demand that met a level so
+	// low that the key must have more before the next rebalance. It is counted in the
+	// other kinds as well.
+	DemandShort
 )
 
 // Demand is offered load of one policy or of one of its keys, summed over some

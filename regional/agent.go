@@ -25,8 +25,12 @@ const (
 	storeTimeout  = 5 * time.Second
 	// undecidedWait is the wait between asking whether a first dataset is fresh.
 	undecidedWait = 250 * time.Millisecond
-	// maxBackoff is the longest wait between reports while the coordinator is away.
-	maxBackoff = 15 * time.Second
+	// maxBackoff is the longest wait between reports while the coordinator is away. It
+	// is a part of the time in which shares move again after a failover.
+	maxBackoff = 2 * time.Second
+	// longestPause bounds what the coordinator may ask for from above, minInterval from
+	// below.
+	longestPause = 15 * time.Second
 	// flushesPerReport is how often in a report interval a node adds its demand to
 	// the region's. More than once, so that a window which misses one flush of a
 	// node, or holds one too many, does not look like a change of traffic.
@@ -34,8 +38,7 @@ const (
 	// drainInterval is how often a region reports while a log still holds more
 	// than its share.
 	drainInterval = 250 * time.Millisecond
-	// minInterval bounds what the coordinator may ask for.
-	minInterval = 20 * time.Millisecond
+	minInterval   = 20 * time.Millisecond
 	// maxAcks is how many reports in a row may follow at once, each to acknowledge
 	// what the one before brought.
 	maxAcks = 3
@@ -90,6 +93,7 @@ type Agent struct {
 	failures int
 	loads    loads // of the window taken at taken
 	taken    time.Time
+	hurried  bool // a key is short: the next report is to tell of the demand until then
 	// leaseTTL is the length of the last lease.
 	leaseTTL time.Duration
 }
@@ -210,14 +214,22 @@ func (a *Agent) reportLoop(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	defer a.letGo(ctx)
+	var due time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
 		case <-a.engine.uninitialised:
+		case <-a.hurry():
+			a.hurried = true
+			if wait := a.untilHurry(); wait > 0 {
+				timer.Reset(min(wait, time.Until(due)))
+				continue
+			}
 		}
 		wait, err := a.round(ctx)
+		a.hurried = false
 		if ctx.Err() != nil {
 			return
 		}
@@ -231,6 +243,7 @@ func (a *Agent) reportLoop(ctx context.Context) {
 		default:
 			a.failures = 0
 		}
+		due = time.Now().Add(wait)
 		timer.Reset(wait)
 	}
 }
@@ -294,6 +307,7 @@ func (a *Agent) holdLock(ctx context.Context) (bool, error) {
 	} else {
 		a.metrics.isAgent.Set(0)
 		a.metrics.keysTracked.Set(0)
+		a.engine.ownCapacity.Store(nil)
 	}
 	return holds, nil
 }

@@ -187,7 +187,14 @@ func (e *Engine) record(ctx context.Context, p *plan) {
 		// A cost that can never fit is no demand that a larger share could serve,
 		// and a repeat was counted the first time.
 		if s.state.demand != nil && s.asks && p.req.Cost > 0 && d.Reason != quota.ReasonNeverFits && !p.replayed {
-			s.state.demand.add(s.offer(hash, p.req.Cost, p.allowed && d.Allowed))
+			o := s.offer(hash, p.req.Cost, p.allowed && d.Allowed)
+			if o.short = o.kind != quota.DemandShared && e.isShort(s); o.short {
+				select {
+				case e.short <- struct{}{}:
+				default:
+				}
+			}
+			s.state.demand.add(o)
 		}
 	}
 }

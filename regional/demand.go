@@ -38,6 +38,7 @@ type demandCell struct {
 		mu      sync.Mutex
 		tracked keySketch
 		flagged keySketch
+		short   keySketch
 	}
 }
 
@@ -52,6 +53,8 @@ type offer struct {
 	relative quota.Tokens
 	admitted bool
 	kind     quota.DemandKind
+	// short: the key is also one that must have more at once.
+	short bool
 }
 
 type demandShard struct {
@@ -81,6 +84,9 @@ func (c *demandCell) add(o offer) {
 		c.own.tracked.add(&o)
 	} else {
 		c.own.flagged.add(&o)
+	}
+	if o.short {
+		c.own.short.add(&o)
 	}
 }
 

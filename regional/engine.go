@@ -33,6 +33,10 @@ type Engine struct {
 
 	// uninitialised is a wake-up for the agent: a check met a stripe without a record.
 	uninitialised chan struct{}
+	// short is another: a key needs more at once. ownCapacity are the capacities of
+	// tracked keys by bucket, as this node's agent knows them.
+	short       chan struct{}
+	ownCapacity atomic.Pointer[map[string]quota.Tokens]
 }
 
 // New makes an engine. It answers ErrUnavailable until SetIndex has been called.
@@ -50,6 +54,7 @@ func New(cfg Config) (*Engine, error) {
 		lasting:       lasting{base: ctx, late: cfg.LateWait},
 		stop:          cancel,
 		uninitialised: make(chan struct{}, 1),
+		short:         make(chan struct{}, 1),
 	}
 	e.local = newLocalStore(cfg.LocalKeys, e.metrics)
 	e.metrics.localKeys(cfg.Registerer, e.local)

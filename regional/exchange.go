@@ -105,7 +105,7 @@ func (a *Agent) apply(ctx context.Context, instr quota.Instructions) error {
 func (a *Agent) nextReport(instr quota.Instructions) time.Duration {
 	next := a.jittered(a.cfg.Interval)
 	if instr.NextReport > 0 {
-		next = min(max(instr.NextReport, minInterval), max(maxBackoff, a.cfg.Interval))
+		next = min(max(instr.NextReport, minInterval), max(longestPause, a.cfg.Interval))
 	}
 	for _, q := range a.held {
 		if q.Version > 0 && !q.Drained {
@@ -146,7 +146,7 @@ func (a *Agent) buildReport(ctx context.Context, state quota.DatasetState) (quot
 			r.Quotas = append(r.Quotas, q)
 		}
 	}
-	lines, left := a.keys.lines(loads.keys, full)
+	lines, left := a.keys.lines(loads, full)
 	r.Quotas = append(r.Quotas, lines...)
 	a.metrics.keysLeftOut.Add(float64(left))
 	a.metrics.keysTracked.Set(float64(len(a.keys.held)))
@@ -263,6 +263,8 @@ type load struct{ busiest, total, admitted float64 }
 type loads struct {
 	policies map[string]load
 	keys     map[quota.ID]load
+	// short are keys that must have more at once; a report tells of it once.
+	short map[quota.ID]bool
 }
 
 // takeLoads returns the region's demand. A window is taken once in an interval:
@@ -270,7 +272,11 @@ type loads struct {
 // telling of an instant in which nothing was offered. When the report that
 // carries a window fails, the window is lost: by the next its load is history.
 func (a *Agent) takeLoads(ctx context.Context) (loads, error) {
-	if a.loads.policies != nil && time.Since(a.taken) < a.cfg.Interval*3/4 {
+	least := a.cfg.Interval * 3 / 4
+	if a.hurried {
+		least = a.cfg.Interval * 2 / 5
+	}
+	if a.loads.policies != nil && time.Since(a.taken) < least {
 		return a.loads, nil
 	}
 	a.flush(ctx) // this node's part, up to now
@@ -287,13 +293,17 @@ func (a *Agent) takeLoads(ctx context.Context) (loads, error) {
 // loadsOf turns a window into rates. Of the keys the busiest counts, by what all
 // nodes together were offered for it.
 func loadsOf(w quota.DemandWindow) loads {
-	out := loads{make(map[string]load), make(map[quota.ID]load)}
+	out := loads{make(map[string]load), make(map[quota.ID]load), make(map[quota.ID]bool)}
 	if w.Elapsed <= 0 {
 		return out
 	}
 	rate := func(t quota.Tokens) float64 { return float64(t) / float64(quota.Token) / w.Elapsed.Seconds() }
 	for i := range w.Demands {
 		d := &w.Demands[i]
+		if d.Kind == quota.DemandShort {
+			out.short[quota.ID{Policy: d.Policy, Key: d.Key}] = true
+			continue
+		}
 		if d.Kind != quota.DemandShared {
 			id := quota.ID{Policy: d.Policy, Key: d.Key}
 			l := out.keys[id]
@@ -317,6 +327,7 @@ func (a *Agent) heard(r quota.Report) {
 	if r.Full {
 		a.wantFull, a.lastFull = false, time.Now()
 	}
+	a.loads.short = nil
 	for i := range r.Quotas {
 		q := r.Quotas[i]
 		if q.ID.Key != "" {

@@ -44,11 +44,16 @@ func (s *step) wantsOwn() bool {
 	if s.decision.Reason == quota.ReasonLimit {
 		return true
 	}
-	share := float64(s.state.currentShare().Capacity)
+	return float64(s.verdict.Level) < (1-theta)*s.scaled(s.state.currentShare().Capacity)
+}
+
+// scaled returns what a capacity of the policy's is for this key, which may be overridden.
+func (s *step) scaled(capacity quota.Tokens) float64 {
+	share := float64(capacity)
 	if base := s.match.Policy.Limit.Capacity; s.match.Limit.Capacity != base && base > 0 {
 		share *= float64(s.match.Limit.Capacity) / float64(base)
 	}
-	return float64(s.verdict.Level) < (1-theta)*share
+	return share
 }
 
 // relative is a cost to an overridden key as it would be under the policy's own limit: a
@@ -183,12 +188,14 @@ func (s *keySketch) take(n int, yield func(c *keyCounter)) {
 	}
 }
 
-// takeOwn takes what there is of tracked and of flagged keys, by their names in all
+// takeOwn takes what there is of tracked, flagged and short keys, by their names in all
 // regions.
 func (c *demandCell) takeOwn(yield func(d quota.Demand)) {
 	c.own.mu.Lock()
 	defer c.own.mu.Unlock()
-	for kind, s := range map[quota.DemandKind]*keySketch{quota.DemandTracked: &c.own.tracked, quota.DemandFlagged: &c.own.flagged} {
+	for kind, s := range map[quota.DemandKind]*keySketch{
+		quota.DemandTracked: &c.own.tracked, quota.DemandFlagged: &c.own.flagged, quota.DemandShort: &c.own.short,
+	} {
 		s.take(flushOwnKeys, func(k *keyCounter) {
 			yield(quota.Demand{
 				Key: quota.TrackedKey(k.partition, k.key), Kind: kind, Offered: k.certain(), Admitted: min(k.admitted, k.certain()),

@@ -52,6 +52,7 @@ func (b *keyBook) drains() bool {
 func (b *keyBook) heard(q quota.QuotaReport) {
 	delete(b.granted, q.ID)
 	if q.Version > 0 {
+		q.Urgent = false
 		b.reported[q.ID] = q
 	} else {
 		delete(b.reported, q.ID)
@@ -117,6 +118,7 @@ func (a *Agent) readKeys(ctx context.Context, full bool) error {
 	for i := range got {
 		b.held[got[i].ID] = got[i]
 	}
+	a.publishKeys()
 	return nil
 }
 
@@ -124,12 +126,13 @@ func (a *Agent) readKeys(ctx context.Context, full bool) error {
 // changed, or all of them when it is full; of those that were granted and are not held,
 // that they are not; and which other keys want one. left is how many of the latter found
 // no room.
-func (b *keyBook) lines(demand map[quota.ID]load, full bool) (lines []quota.QuotaReport, left int) {
+func (b *keyBook) lines(of loads, full bool) (lines []quota.QuotaReport, left int) {
+	demand := of.keys
 	for id, q := range b.held {
 		load := demand[id]
 		q.Demand, q.Total, q.Admitted = load.total, load.total, load.admitted
 		last, known := b.reported[id]
-		if full || !known || !q.Drained || b.granted[id] || changed(q, last) {
+		if q.Urgent = of.short[id]; q.Urgent || full || !known || !q.Drained || b.granted[id] || changed(q, last) {
 			lines = append(lines, q)
 		}
 	}
@@ -146,21 +149,21 @@ func (b *keyBook) lines(demand map[quota.ID]load, full bool) (lines []quota.Quot
 	for id, load := range demand {
 		if _, ok := b.held[id]; !ok && !b.granted[id] && load.total > 0 {
 			flagged = append(flagged, quota.QuotaReport{
-				ID: id, Drained: true, Demand: load.total, Total: load.total, Admitted: load.admitted,
+				ID: id, Drained: true, Urgent: of.short[id], Demand: load.total, Total: load.total, Admitted: load.admitted,
 			})
 		}
 	}
 	slices.SortFunc(flagged, func(x, y quota.QuotaReport) int {
 		return cmp.Or(cmp.Compare(y.Demand, x.Demand), compareIDs(x.ID, y.ID))
 	})
-	of := map[string]int{}
+	lined := map[string]int{}
 	for i := range flagged {
 		q := &flagged[i]
-		if of[q.ID.Policy] >= flaggedPerPolicy || len(lines) >= maxKeyLines {
+		if lined[q.ID.Policy] >= flaggedPerPolicy || len(lines) >= maxKeyLines {
 			left++
 			continue
 		}
-		of[q.ID.Policy]++
+		lined[q.ID.Policy]++
 		lines = append(lines, *q)
 	}
 	return lines, left

@@ -13,7 +13,8 @@ const (
 	reportTimeout  = 5 * time.Second
 	drainInterval  = 250 * time.Millisecond
 	minInterval    = 20 * time.Millisecond
-	maxBackoff     = 15 * time.Second
+	maxBackoff     = 2 * time.Second
+	longestPause   = 15 * time.Second
 	fullEvery      = time.Minute
 	maxAcks        = 3
 	// urgentEvery is how long a region waits before it asks for more again.
@@ -204,7 +205,7 @@ func (a *agent) heard() {
 func (a *agent) pause(now int64, in quota.Instructions) int64 {
 	next := a.jittered()
 	if in.NextReport > 0 {
-		next = micros(min(max(in.NextReport, minInterval), maxBackoff))
+		next = micros(min(max(in.NextReport, minInterval), longestPause))
 	}
 	key, tracked := a.store.heldKey(now)
 	if q := a.store.held(now); q.Version > 0 && !q.Drained || tracked && !key.Drained {
