@@ -42,11 +42,11 @@ func (m *Model) recordOf(now float64, a Attempt, e Entry) (rec record, own bool)
 	if !own {
 		return m.shareRecord(now, a, e), false
 	}
-	caughtUp := false
-	if t.rec, caughtUp = t.rec.caughtUp(now, e); caughtUp && !a.Peek {
+	rec, caughtUp := t.rec.caughtUp(now, e)
+	if t.rec = rec; caughtUp && !a.Peek {
 		m.tracked[e.Bucket] = t
 	}
-	return t.rec, true
+	return rec, true
 }
 
 // learn notes how a tracked key's quota follows from the policy's, once.
