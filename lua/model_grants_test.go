@@ -73,6 +73,7 @@ func (a *agreement) keyGrants() (grants []quota.Grant, stripes []int) {
 			continue
 		}
 		g := a.grant(e.ShareKey, e.Algorithm)
+		g.Version = max(1, g.Version) // zero is no version of a grant
 		g.ID.Key = quota.TrackedKey(uint64(stripe+agreementStripes*key), a.bucket(stripe, key))
 		if g.Drop = a.r.IntN(4) == 0; !seen[g.ID] {
 			seen[g.ID] = true
@@ -252,7 +253,11 @@ func (a *agreement) held() error {
 			if want.Version < 0 || version < want.Version {
 				want.Version = version
 			}
-			want.Share = want.Share.Max(share)
+			// Stripes may count by different periods; the longest is reported.
+			period := a.models[stripe].HeldPeriod(a.store.ShareKey(stripe, id))
+			longer := max(want.Period, period)
+			want.Share = want.Share.Per(want.Period, longer).Max(share.Per(period, longer))
+			want.Period = longer
 		}
 		q, ok := byID[id]
 		if ok != known || known && (q.Version != want.Version || q.Share != want.Share) {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"time"
 )
 
 // Model is the algorithms in plain Go: what the scripts in lua/ do, with the same
@@ -148,6 +149,11 @@ func (r record) older(g Grant, epoch Epoch) bool {
 func (m *Model) Held(shareKey string) (version int64, share Share, ok bool) {
 	r, ok := m.shares[shareKey]
 	return int64(r.version), Share{Tokens(r.capacity), Tokens(r.refill)}, ok
+}
+
+// HeldPeriod returns the period that the refill of that share counts by.
+func (m *Model) HeldPeriod(shareKey string) time.Duration {
+	return fromMicros(m.shares[shareKey].period)
 }
 
 // Acquire decides an attempt as of now. The error is ErrUninitialised when the
