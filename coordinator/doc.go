@@ -150,6 +150,8 @@
 //     it is told to drop the record.
 //
 // Hence the sum of a key's bounds is at most the limit throughout, by the argument above.
+// Policies of partition mode strict have no tracked keys; when one becomes strict, its
+// keys go back, and until then keep shares that no lease limits.
 //
 // # Borrowing
 //

@@ -88,7 +88,9 @@ func (m *Machine) permit(row *row, step quota.Share) {
 }
 
 // strict reports whether the policy of a quota is one of partition mode strict.
-func (q *splitQuota) strict() bool { return !q.removed && q.split.OnPartition == quota.Strict }
+func (q *splitQuota) strict() bool {
+	return !q.removed && q.parent == nil && q.split.OnPartition == quota.Strict
+}
 
 // permitted notes that the region is known to hold the last version, with its
 // permanent part and no other, and uses acked at most. It reports whether that is new.

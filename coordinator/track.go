@@ -22,12 +22,17 @@ const (
 	longestHoldUp = 10 * time.Second
 )
 
+// Policies of partition mode strict have no tracked keys: a region settles its share
+// records before it extends a lease that was over, and a key's own record is not among
+// them. When a policy becomes strict, its keys go back under the default split, and keep
+// their shares as in mode hold until they have.
+
 // flag takes in that a region finds a key near its limit there (D1): the key gets a
 // split of its own, by its own demand. All other keys stay under the default split,
 // and lose nothing by that: their demand is below their part of it in every region.
 func (m *Machine) flag(now time.Time, r *region, line *quota.QuotaReport) {
 	whole := m.quotas[quota.ID{Policy: line.ID.Policy}]
-	if whole == nil || whole.removed || m.recovering || !m.configured || line.Demand < idle {
+	if whole == nil || whole.removed || whole.strict() || m.recovering || !m.configured || line.Demand < idle {
 		return
 	}
 	if len(whole.keys) >= MaxTrackedKeys || !m.trackable(whole, now) {
@@ -72,7 +77,7 @@ func (r *row) heldUp(waits bool, now time.Time) {
 
 // rouse keeps a key that is near its limit again from going back under the default split.
 func (q *splitQuota) rouse(now time.Time) {
-	if q.parent != nil {
+	if q.parent != nil && !q.parent.strict() {
 		q.busyAt, q.leaving = now, false
 	}
 }
@@ -143,6 +148,10 @@ func (m *Machine) review(q *splitQuota, now time.Time) {
 	if q.parent == nil {
 		return
 	}
+	if q.parent.strict() {
+		q.leaving = true
+		return
+	}
 	if !m.calm(q, now) {
 		q.rouse(now)
 		return
@@ -181,7 +190,7 @@ func (m *Machine) returnable(row *row, i int, now time.Time) bool {
 		return true
 	}
 	whole := &q.parent.rows[i]
-	return row.resting() && whole.resting() && row.Sent == whole.Sent && row.Perm == whole.Perm && row.Limit == whole.Limit &&
+	return row.resting() && whole.resting() && row.Sent == whole.Sent && (row.Perm == whole.Perm || q.parent.strict()) && row.Limit == whole.Limit &&
 		now.Sub(row.ackedAt) >= messageLife
 }
 

@@ -345,3 +345,38 @@ func TestParkedTokensAreCutWithTheLimit(t *testing.T) {
 	q, _ = w.status(key)
 	require.Zero(t, q.Parked)
 }
+
+// A region does not settle the records of keys when its lease was over, so no key of a
+// strict policy has one.
+func TestStrictPoliciesHaveNoTrackedKeys(t *testing.T) {
+	strict := perMinute("api", 6000)
+	strict.Split.OnPartition = quota.Strict
+	w := newTracking(t, strict)
+	key := keyOf("acme")
+	w.regions[three[0]].demand[key] = 80
+	w.all(4)
+	_, there := w.status(key)
+	require.False(t, there)
+}
+
+func TestKeysGoBackWhenTheirPolicyBecomesStrict(t *testing.T) {
+	w := newTracking(t, perMinute("api", 6000))
+	key := keyOf("acme")
+	w.regions[three[0]].demand[key] = 80
+	w.exchange(three[0])
+	w.all(4)
+	strict := perMinute("api", 6000)
+	strict.Split.OnPartition = quota.Strict
+	w.set(2, strict)
+	for range 5 * 60 {
+		w.pass(time.Second)
+		require.LessOrEqual(t, w.inUse(key).Refill, 6000*quota.Token)
+		for _, name := range three {
+			if g, ok := w.regions[name].held[key]; ok {
+				require.Equal(t, g.Share, g.Permanent, "until it goes, the key's share does not depend on a lease")
+			}
+		}
+	}
+	_, there := w.status(key)
+	require.False(t, there, "although it is as busy as before")
+}
