@@ -54,11 +54,13 @@ func (m *Machine) flag(now time.Time, r *region, line *quota.QuotaReport) {
 
 // trackable reports whether keys of a policy may be given splits of their own now. A
 // default share cannot grow in a region that has yet to pin a key (see loose), and a
-// stream of new keys must not hold it up for ever.
+// stream of new keys must not hold it up for ever. And a key's record is a copy of the
+// default one: where that is not there yet, the tokens which the first grant brings
+// would miss the key.
 func (m *Machine) trackable(whole *splitQuota, now time.Time) bool {
 	for i, r := range m.regions {
 		row := &whole.rows[i]
-		if !r.leaving && (!row.exists() || !row.heldUpAt.IsZero() && now.Sub(row.heldUpAt) > longestHoldUp) {
+		if !r.leaving && (row.AckVersion == 0 || !row.heldUpAt.IsZero() && now.Sub(row.heldUpAt) > longestHoldUp) {
 			return false
 		}
 	}

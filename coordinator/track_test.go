@@ -160,6 +160,34 @@ func TestKeyNearItsLimitGetsASplitOfItsOwn(t *testing.T) {
 	}
 }
 
+// The first grant of a policy brings the tokens that nobody has spent yet. A key that was
+// split before that has arrived would have none of them.
+func TestKeysWaitForTheFirstShare(t *testing.T) {
+	w := &tracking{T: t, now: time.Unix(1_700_000_000, 0), regions: map[quota.Region]*obedient{}}
+	w.m = coordinator.NewMachine(w.now, time.Minute, three, coordinator.Snapshot{Epoch: 1})
+	key := keyOf("acme")
+	for _, name := range three {
+		w.regions[name] = &obedient{
+			gen: "g-" + string(name), held: map[quota.ID]quota.Grant{}, demand: map[quota.ID]float64{key: 80},
+			dropped: map[quota.ID]bool{}, surrendered: map[quota.ID]quota.Tokens{},
+		}
+	}
+	w.set(1, perMinute("api", 6000))
+	for range 6 {
+		for _, name := range three {
+			w.exchange(name)
+			for _, g := range w.regions[name].got {
+				if _, ok := w.regions[name].held[quota.ID{Policy: "api"}]; g.ID == key && !ok {
+					t.Fatalf("%s is granted a share of a key before one of its policy", name)
+				}
+			}
+		}
+	}
+	for _, name := range three {
+		require.Contains(t, w.regions[name].held, key)
+	}
+}
+
 // A key that a region has yet to pin uses the default share there, so that must not grow.
 func TestDefaultShareWaitsUntilKeysArePinned(t *testing.T) {
 	w := newTracking(t, perMinute("api", 6000))
