@@ -307,7 +307,7 @@ func (a *Agent) holdLock(ctx context.Context) (bool, error) {
 	} else {
 		a.metrics.isAgent.Set(0)
 		a.metrics.keysTracked.Set(0)
-		a.engine.ownCapacity.Store(nil)
+		a.engine.own.known.Store(nil)
 	}
 	return holds, nil
 }

@@ -88,6 +88,9 @@ func (e *Engine) conclude(p *plan) {
 			s := &p.steps[at]
 			s.verdict = g.call.outcome.Verdicts[k]
 			s.decided()
+			if s.state.demand != nil {
+				e.own.note(s.bucket, s.verdict.Tracked)
+			}
 			// What a tracked key was decided under says nothing of its policy's share.
 			if s.state.demand != nil && !s.verdict.Tracked && s.state.seen.Load() != s.verdict.Version {
 				s.state.seen.Store(s.verdict.Version)

@@ -33,10 +33,9 @@ type Engine struct {
 
 	// uninitialised is a wake-up for the agent: a check met a stripe without a record.
 	uninitialised chan struct{}
-	// short is another: a key needs more at once. ownCapacity are the capacities of
-	// tracked keys by bucket, as this node's agent knows them.
-	short       chan struct{}
-	ownCapacity atomic.Pointer[map[string]quota.Tokens]
+	// short is another: a key needs more at once.
+	short chan struct{}
+	own   ownShares
 }
 
 // New makes an engine. It answers ErrUnavailable until SetIndex has been called.

@@ -29,7 +29,7 @@ func (e *Engine) Explain(ctx context.Context, req quota.Request) (quota.Explanat
 	for _, t := range p.view.index.ExplainMatch(attrs, req.Policies...) {
 		pe := quota.PolicyExplanation{PolicyID: t.Policy.ID, Matched: t.Matched, Scope: t.Policy.Scope}
 		if s := p.stepOf(t.Policy.ID); s != nil {
-			s.explain(&pe, req.Cost)
+			s.explain(e, &pe, req.Cost)
 		}
 		if !t.Matched || t.Missing != "" {
 			pe.WhyNot = t.Reason
@@ -48,14 +48,16 @@ func (p *plan) stepOf(policy string) *step {
 	return nil
 }
 
-func (s *step) explain(pe *quota.PolicyExplanation, cost quota.Tokens) {
+func (s *step) explain(e *Engine, pe *quota.PolicyExplanation, cost quota.Tokens) {
 	pe.Decision, pe.Bucket, pe.Stripe = s.decision, s.bucket, s.stripe
 	if s.state.demand != nil {
 		pe.Share, pe.Version = s.verdict.Share, s.verdict.Version
 		held := s.state.share.Load()
 		if s.decision.Source != quota.SourceStore {
-			pe.Share = s.state.currentShare()
-			if held != nil {
+			var own bool
+			if pe.Share, own = e.withoutStore(s); own {
+				held, pe.Version = nil, 0 // nobody here knows which version that is
+			} else if held != nil {
 				pe.Version = held.version
 			}
 		}

@@ -87,7 +87,8 @@ func (e *Engine) localLimit(s *step) quota.Limit {
 	limit := s.match.Limit
 	share := limit.Share()
 	if s.state.demand != nil {
-		share = scaleShare(s.state.currentShare(), s.match.Limit, s.match.Policy.Limit)
+		share, _ = e.withoutStore(s)
+		share = scaleShare(share, s.match.Limit, s.match.Policy.Limit)
 	}
 	nodes := quota.Tokens(max(1, e.cfg.Nodes()))
 	part := share.Capacity / nodes

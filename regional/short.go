@@ -26,11 +26,11 @@ func (e *Engine) isShort(s *step) bool {
 	}
 	policy, capacity := s.match.Policy, s.state.currentShare().Capacity
 	if s.verdict.Tracked {
-		own := e.ownCapacity.Load()
-		if own == nil {
+		own, known := e.own.share(s.bucket)
+		if !known {
 			return false // only the agent's node knows what share the key has
 		}
-		capacity = (*own)[s.bucket]
+		capacity = own.Capacity
 	}
 	part := shortBucket
 	if policy.Algorithm == quota.SlidingLog {
@@ -46,17 +46,6 @@ func (a *Agent) hurry() <-chan struct{} {
 		return nil
 	}
 	return a.engine.short
-}
-
-// publishKeys tells the engine of the shares of tracked keys, when they have changed.
-func (a *Agent) publishKeys() {
-	own := make(map[string]quota.Tokens, len(a.keys.held))
-	for id, q := range a.keys.held {
-		if bucket, _, err := quota.PlaceOf(id, a.engine.cfg.KeyPrefix, a.engine.cfg.Stripes); err == nil {
-			own[bucket] = q.Share.Capacity
-		}
-	}
-	a.engine.ownCapacity.Store(&own)
 }
 
 // untilHurry is how long the next urgent report has to wait.
