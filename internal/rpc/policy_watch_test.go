@@ -81,6 +81,13 @@ func watch(t *testing.T, c *rpc.PolicyClient, region quota.Region, known *rpc.Wa
 	return n
 }
 
+// look has something read of a node that goes on following.
+func (n *node) look(read func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	read()
+}
+
 // until waits until the node's state satisfies a condition.
 func (n *node) until(t *testing.T, what string, ok func(n *node) bool) {
 	t.Helper()
@@ -104,8 +111,10 @@ func TestWatch(t *testing.T) {
 	east, west := watch(t, b.PolicyClient, "us-east", nil), watch(t, b.PolicyClient, "eu-west", nil)
 	for _, n := range []*node{east, west} {
 		n.until(t, "the snapshot", n.has(map[string]int{"a": 1}, map[string]int{`a["k1"]`: 7}))
-		assert.Equal(t, rpc.WatchPosition{Instance: "test", Revision: 1, Overrides: 1}, n.at)
-		assert.Equal(t, b.current(t), *n.set, "nothing of a revision is lost")
+		n.look(func() {
+			assert.Equal(t, rpc.WatchPosition{Instance: "test", Revision: 1, Overrides: 1}, n.at)
+			assert.Equal(t, b.current(t), *n.set, "nothing of a revision is lost")
+		})
 	}
 	assert.Contains(t, b.get(t, "/metrics").body, "weir_policy_watchers 2")
 
@@ -121,9 +130,12 @@ func TestWatch(t *testing.T) {
 	_, err = b.Rollback(t.Context(), rpc.Rollback{Edit: ann, To: 3})
 	require.NoError(t, err)
 	west.until(t, "the promotion", west.has(map[string]int{"a": 3, "b": 1}, map[string]int{`b["k2"]`: 9}))
-	assert.Equal(t, 3, west.sets, "the other region saw nothing of the rollout")
-	assert.Equal(t, 1, west.resets, "overrides came as changes")
-	before := east.empty
+	west.look(func() {
+		assert.Equal(t, 3, west.sets, "the other region saw nothing of the rollout")
+		assert.Equal(t, 1, west.resets, "overrides came as changes")
+	})
+	before := 0
+	east.look(func() { before = east.empty })
 	east.until(t, "heartbeats", func(n *node) bool { return n.empty > before+2 })
 
 	east.stop()
@@ -155,8 +167,10 @@ func TestWatchGoesOnFromAPosition(t *testing.T) {
 
 	again := watch(t, b.PolicyClient, "us-east", &first.at)
 	again.until(t, "heartbeats", func(n *node) bool { return n.empty > 0 })
-	assert.Zero(t, again.sets, "the node is up to date and is sent nothing")
-	assert.Zero(t, again.resets)
+	again.look(func() {
+		assert.Zero(t, again.sets, "the node is up to date and is sent nothing")
+		assert.Zero(t, again.resets)
+	})
 	again.stop()
 	<-again.done
 
@@ -206,7 +220,7 @@ func TestWatchAfterCompaction(t *testing.T) {
 	n.until(t, "the snapshot", func(n *node) bool { return n.resets == 1 })
 	require.NoError(t, b.SetOverrides(t.Context(), ann, overrides...))
 	n.until(t, "all changes", func(n *node) bool { return len(n.overrides) == 5000 && n.at.Overrides == 5000 })
-	assert.Equal(t, 1, n.resets)
+	n.look(func() { assert.Equal(t, 1, n.resets) })
 
 	store.forgotten.Store(5000)
 	late := watch(t, b.PolicyClient, "us-east", &rpc.WatchPosition{Instance: "test", Revision: 1, Overrides: 10})
