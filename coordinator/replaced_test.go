@@ -165,3 +165,25 @@ func TestNothingIsGivenTwiceWhenTheLedgerIsLost(t *testing.T) {
 		}
 	}
 }
+
+// What a log still holds above its share is found in a region, and not granted to it.
+func TestWhatALogHoldsIsNotGrantedWhenTheLedgerIsLost(t *testing.T) {
+	p := windowed(27, 20)
+	m := coordinator.NewMachine(noon, time.Second, three[:1], coordinator.Snapshot{Epoch: 7, Lossy: true})
+	if err := m.SetPolicies(noon, 1, []*quota.Policy{p}); err != nil {
+		t.Fatal(err)
+	}
+	rep := report(settledRow(p, three[0], 5), "gen", 7)
+	rep.Quotas[0].Hold, rep.Quotas[0].Drained = 26*quota.Token, false
+	if err := m.Report(noon, rep); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range m.Pending().Rows {
+		if row.Sent.Capacity != 5*quota.Token || row.Bound().Capacity < 26*quota.Token {
+			t.Errorf("share %s and bound %s, want 5 and at least 26", row.Sent.Capacity, row.Bound().Capacity)
+		}
+	}
+	if len(m.Pending().Rows) == 0 {
+		t.Error("nothing is written")
+	}
+}

@@ -209,12 +209,13 @@ func (m *Machine) adopt(row *row, q *quota.QuotaReport) {
 	if row.Limit.Period <= 0 {
 		row.Limit.Period = q.Period
 	}
-	share := convert(q.Share, q.Period, row.Limit.Period)
+	sent := convert(q.Share, q.Period, row.Limit.Period)
+	share := sent
 	share.Capacity = max(share.Capacity, q.Hold)
 	before := row.Permanent()
 	row.Acked = row.Bound().Max(share)
 	row.MaxSent = row.Acked
-	row.Sent = share
+	row.Sent = sent // what a log still holds above it is not granted again
 	row.foundPermanent(q, before)
 	row.Version, row.AckVersion = q.Version, q.Version
 	row.confirmed = true
@@ -229,7 +230,7 @@ func (m *Machine) adopt(row *row, q *quota.QuotaReport) {
 	}
 	if !row.quota.removed {
 		// Until demand is known, a split that was found is left as it is.
-		row.quota.targets[row.region.index] = share
+		row.quota.targets[row.region.index] = sent
 	}
 	m.touch(row)
 }

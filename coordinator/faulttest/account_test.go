@@ -17,8 +17,9 @@ type account struct {
 	// policy is nil while there is none; last is what it was then.
 	policy, last *quota.Policy
 	added        int64
-	granted      bool  // since it was added
-	born         int64 // counts how often it was added
+	granted      bool          // since it was added
+	first        *quota.Policy // the last before that
+	born         int64         // counts how often it was added
 	// effective is true when the leader says that the limit is in force.
 	effective bool
 	// strict: the policy is of that partition mode.
@@ -64,6 +65,9 @@ func (a *account) changed(now int64, p *quota.Policy) {
 			a.keys[i].level = a.capacity // a new policy, and full
 		}
 		a.granted = false
+	}
+	if !a.granted {
+		a.first = p
 	}
 	if !a.granted { // what is given first is the whole of the limit
 		for i := range a.keys {
@@ -188,6 +192,10 @@ func (w *world) underWay(a *account, i int) (sum float64) {
 				continue
 			}
 			seen = append(seen, gift{m.region, g.Version})
+			if end, err := s.model.LeaseEnd(0); err == nil && end < w.local(m.region) {
+				sum += float64(min(g.Gift, g.Permanent.Capacity)) // all that is left of it without a lease
+				continue
+			}
 			sum += float64(g.Gift)
 		}
 	}

@@ -197,7 +197,8 @@ func (w *world) usable(r *region, a *account, q quota.QuotaReport, held bool) bo
 	if held && !again {
 		return true
 	}
-	current := p == a.policy && r.config == w.config && a.effective
+	// A floor begins full, also that of a limit which was raised meanwhile.
+	current := p == a.policy && r.config == w.config && a.effective && (held || again || p == a.first)
 	if r.left || !current {
 		return false
 	}
