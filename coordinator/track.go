@@ -87,6 +87,11 @@ func (q *splitQuota) rouse(now time.Time) {
 // inherit gives a key the numbers of its policy.
 func (m *Machine) inherit(q *splitQuota) {
 	whole := q.parent
+	for i := range q.rows {
+		// A region without the key's record may use its policy's floor (F3).
+		floor := convert(q.rows[i].floor, q.limit.Period, whole.limit.Period)
+		q.rows[i].floor = floor.Max(whole.floors[i])
+	}
 	q.algorithm, q.limit, q.split = whole.algorithm, whole.limit, whole.split
 	q.removed, q.removedIn, q.removedAt = whole.removed, whole.removedIn, whole.removedAt
 	copy(q.floors, whole.floors)

@@ -51,23 +51,29 @@ func (p *plan) stepOf(policy string) *step {
 func (s *step) explain(e *Engine, pe *quota.PolicyExplanation, cost quota.Tokens) {
 	pe.Decision, pe.Bucket, pe.Stripe = s.decision, s.bucket, s.stripe
 	if s.state.demand != nil {
-		pe.Share, pe.Version = s.verdict.Share, s.verdict.Version
-		held := s.state.share.Load()
-		if s.decision.Source != quota.SourceStore {
-			var own bool
-			if pe.Share, own = e.withoutStore(s); own {
-				held, pe.Version = nil, 0 // nobody here knows which version that is
-			} else if held != nil {
-				pe.Version = held.version
-			}
-		}
-		if held != nil && held.version == pe.Version && !s.verdict.Tracked {
-			pe.ShareAge = time.Since(held.since)
-			s.explainLease(pe, held)
-		}
+		s.explainShare(e, pe)
 	}
 	if !s.decision.Allowed {
 		pe.Suggestion = s.suggestion(cost)
+	}
+}
+
+// explainShare says what the region may use of the quota, by the store where it has
+// answered, else as this node knows it.
+func (s *step) explainShare(e *Engine, pe *quota.PolicyExplanation) {
+	pe.Share, pe.Version = s.verdict.Share, s.verdict.Version
+	held := s.state.share.Load()
+	if s.decision.Source != quota.SourceStore {
+		var own bool
+		if pe.Share, own = e.withoutStore(s); own {
+			held, pe.Version = nil, 0 // nobody here knows which version that is
+		} else if held != nil {
+			pe.Version = held.version
+		}
+	}
+	if held != nil && held.version == pe.Version && !s.verdict.Tracked {
+		pe.ShareAge = time.Since(held.since)
+		s.explainLease(pe, held)
 	}
 }
 
