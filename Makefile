@@ -33,7 +33,7 @@ bench: ## run the Go benchmarks, one package at a time
 	go test -p 1 -run '^$$' -bench . -benchmem ./...
 
 soak: ## run the outage tests at full length (a minute each instead of seconds), and 20,000 fault schedules
-	@WEIR_TEST_OUTAGE=60s scripts/test.sh -run 'Away' ./internal/app ./chaos
+	@WEIR_TEST_OUTAGE=60s scripts/test.sh -run 'Away' -timeout 30m ./internal/app ./chaos
 	WEIR_FUZZ_SCHEDULES=20000 go test -timeout 4h -run 'TestNoScheduleBreaksTheLimit' ./coordinator ./coordinator/faulttest
 
 chaos: ## break real processes and networks twenty times in each way and print the tables (half an hour)

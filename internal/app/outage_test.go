@@ -1,16 +1,20 @@
 package app_test
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"net/url"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/weirhq/weir/internal/app"
+	"github.com/weirhq/weir/internal/rpc"
 	"github.com/weirhq/weir/internal/testenv"
+	"github.com/weirhq/weir/quota"
 )
 
 // wire is a TCP connection between two parts that a test can cut and mend.
@@ -142,5 +146,84 @@ func TestPostgresAway(t *testing.T) {
 	l.stop()
 	if calls == 0 || l.failed.Load() > 0 || l.undecided.Load() > 0 {
 		t.Errorf("of %d checks %d failed and %d were not decided by the store", l.calls.Load(), l.failed.Load(), l.undecided.Load())
+	}
+}
+
+// A node's way to its coordinator is cut while policies and overrides change fifty times.
+// No check notices, and when it heals every change is in force, the last of each.
+func TestStreamAway(t *testing.T) {
+	const changes = 50
+	f := startFleet(t, tenantPolicy(1000))
+	w := newWire(t, strings.TrimPrefix(f.coordinator.URL, "http://"))
+	cfg := f.node(t, "us-east")
+	cfg.Redis.Addrs, cfg.Coordinator = testenv.RedisCluster(t).Addrs, []string{"http://" + w.ln.Addr().String()}
+	node, err := app.StartRegional(t.Context(), cfg, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stopRole(t, node) })
+	client, err := rpc.NewClient(rpc.ClientConfig{URL: node.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	f.nodes, f.checks = append(f.nodes, node), append(f.checks, client)
+	cut := len(f.checks) - 1
+	before := f.apply(t, tenantPolicy(1001))
+	f.inForce(t, before)
+	l := f.load(t)
+
+	w.set(true)
+	began := time.Now()
+	pause := time.NewTicker(outage(t) / changes)
+	defer pause.Stop()
+	var last int64
+	for i := range changes {
+		<-pause.C
+		last = f.apply(t, tenantPolicy(2000+i))
+		err := f.admin.SetOverrides(t.Context(), rpc.Edit{}, quota.Override{
+			Policy: "tenant", Key: []string{fmt.Sprint("special-", i)},
+			Limit: quota.Limit{Capacity: quota.Tokens(3000+i) * quota.Token, Refill: quota.Token, Period: time.Second},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := f.revision(t.Context(), cut); err != nil || got != before {
+		t.Errorf("the node that is cut off is at revision %d (%v), want %d", got, err, before)
+	}
+	calls, length := l.calls.Load(), time.Since(began)
+	w.set(false)
+	healed := time.Now()
+	f.inForce(t, last)
+	t.Logf("cut for %v with %d changes; the last was in force %v after it healed, after %d checks", length.Round(time.Second), 2*changes, time.Since(healed).Round(time.Millisecond), calls)
+
+	if last != before+changes {
+		t.Errorf("the last revision is %d, want %d", last, before+changes)
+	}
+	for i := range changes {
+		f.limitIs(t, cut, fmt.Sprint("special-", i), int64(3000+i))
+	}
+	f.limitIs(t, cut, "ordinary", 2000+changes-1)
+	l.stop()
+	if calls == 0 || l.failed.Load() > 0 || l.undecided.Load() > 0 {
+		t.Errorf("of %d checks %d failed and %d were not decided by the store", l.calls.Load(), l.failed.Load(), l.undecided.Load())
+	}
+}
+
+// limitIs waits until a node decides a tenant by a limit. Overrides come behind the
+// revision, in the same stream.
+func (f *fleet) limitIs(tb testing.TB, node int, tenant string, want int64) {
+	tb.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(10 * time.Second); ; <-tick.C {
+		answer, err := f.checks[node].Peek(tb.Context(), quota.Request{Attributes: map[string]string{"tenant": tenant}, Cost: quota.Token})
+		if err == nil && len(answer.Decisions) == 1 && answer.Decisions[0].Limit == want {
+			return
+		}
+		if time.Now().After(end) {
+			tb.Fatalf("%s has the limits %+v (%v), want %d", tenant, answer.Decisions, err, want)
+		}
 	}
 }
