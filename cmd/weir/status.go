@@ -196,6 +196,9 @@ func overviewTable(w io.Writer, o *rpc.Overview) error {
 		return pairs(w, append(lines, "answered by", o.AnsweredBy+", which does not lead", "problem", o.Problem)...)
 	}
 	quotas := fmt.Sprintf("%d; pending %d, draining %d, not effective %d, small %d", o.Quotas, o.Pending, o.Draining, o.NotEffective, o.Small)
+	if o.TrackedKeys > 0 {
+		quotas += fmt.Sprintf(", single keys %d (%s tokens parked)", o.TrackedKeys, o.Parked)
+	}
 	if o.Pending > 0 {
 		quotas += fmt.Sprintf("; the oldest grant waits for %s", age(o.OldestPending))
 	}
@@ -312,6 +315,9 @@ func splitRemarks(s *rpc.SplitState) string {
 	}
 	if s.Small {
 		out = append(out, "small")
+	}
+	if s.Parked > 0 {
+		out = append(out, s.Parked.String()+" parked")
 	}
 	return strings.Join(out, ", ")
 }

@@ -89,7 +89,7 @@ func fromOverview(name string, o coordinator.CandidateOverview) *weirv1.GetStatu
 	m.Totals = &weirv1.SplitTotals{
 		Quotas: int32(t.Quotas), Pending: int32(t.Pending), Draining: int32(t.Draining), NotEffective: int32(t.NotEffective),
 		Small: int32(t.Small), Fullest: t.Fullest, UnallocatedMillitokens: int64(t.Unallocated),
-		OldestPending: durationpb.New(t.OldestGrant),
+		OldestPending: durationpb.New(t.OldestGrant), TrackedKeys: int32(t.TrackedKeys), ParkedMillitokens: int64(t.Parked),
 	}
 	return m
 }
@@ -145,7 +145,7 @@ func fromSplit(q *coordinator.QuotaStatus, now time.Time) *weirv1.QuotaSplit {
 			CapacityMillitokens: int64(q.Limit.Capacity), RefillMillitokens: int64(q.Limit.Refill), Period: durationpb.New(q.Limit.Period),
 		},
 		Removed: q.Removed, Effective: q.Effective, Small: q.Small,
-		Allocated: fromShare(q.Allocated), Unallocated: fromShare(q.Unallocated),
+		Allocated: fromShare(q.Allocated), Unallocated: fromShare(q.Unallocated), ParkedMillitokens: int64(q.Parked),
 	}
 	for i := range q.Regions {
 		r := &q.Regions[i]

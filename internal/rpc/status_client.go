@@ -53,6 +53,8 @@ type Overview struct {
 	Small                  int
 	Fullest                float64
 	Unallocated            quota.Tokens
+	TrackedKeys            int
+	Parked                 quota.Tokens
 	OldestPending          time.Duration
 }
 
@@ -92,7 +94,9 @@ func (c *StatusClient) Status(ctx context.Context) (*Overview, error) {
 		Complete: m.GetComplete(), Epoch: quota.Epoch(m.GetEpoch()), Revision: m.GetRevision(), Ledger: ledgerNames[m.GetLedger()],
 		Quotas: int(t.GetQuotas()), Pending: int(t.GetPending()), Draining: int(t.GetDraining()),
 		NotEffective: int(t.GetNotEffective()), Small: int(t.GetSmall()), Fullest: t.GetFullest(),
-		Unallocated: quota.Tokens(t.GetUnallocatedMillitokens()), OldestPending: t.GetOldestPending().AsDuration(),
+		Unallocated: quota.Tokens(t.GetUnallocatedMillitokens()),
+		TrackedKeys: int(t.GetTrackedKeys()), Parked: quota.Tokens(t.GetParkedMillitokens()),
+		OldestPending: t.GetOldestPending().AsDuration(),
 	}
 	for _, r := range m.GetRegions() {
 		o.Regions = append(o.Regions, RegionState{
@@ -112,6 +116,7 @@ type SplitState struct {
 	Limit                     quota.Limit
 	Removed, Effective, Small bool
 	Allocated, Unallocated    quota.Share
+	Parked                    quota.Tokens
 	Regions                   []ShareState
 }
 
@@ -168,7 +173,7 @@ func toSplitState(m *weirv1.QuotaSplit) SplitState {
 	s := SplitState{
 		ID: toID(m.GetId()), Algorithm: algorithm, Limit: toLimit(m.GetLimit()),
 		Removed: m.GetRemoved(), Effective: m.GetEffective(), Small: m.GetSmall(),
-		Allocated: toShare(m.GetAllocated()), Unallocated: toShare(m.GetUnallocated()),
+		Allocated: toShare(m.GetAllocated()), Unallocated: toShare(m.GetUnallocated()), Parked: quota.Tokens(m.GetParkedMillitokens()),
 	}
 	for _, r := range m.GetRegions() {
 		s.Regions = append(s.Regions, ShareState{

@@ -543,8 +543,13 @@ type SplitTotals struct {
 	UnallocatedMillitokens int64 `protobuf:"varint,7,opt,name=unallocated_millitokens,json=unallocatedMillitokens,proto3" json:"unallocated_millitokens,omitempty"`
 	// Oldest pending is the age of the oldest grant that is not acknowledged.
 	OldestPending *durationpb.Duration `protobuf:"bytes,8,opt,name=oldest_pending,json=oldestPending,proto3" json:"oldest_pending,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Tracked keys is how many of the quotas are single keys with a split of their own.
+	TrackedKeys int32 `protobuf:"varint,9,opt,name=tracked_keys,json=trackedKeys,proto3" json:"tracked_keys,omitempty"`
+	// Parked tokens that shrinks of tracked keys have given up and no region has got yet,
+	// in thousandths of a token.
+	ParkedMillitokens int64 `protobuf:"varint,10,opt,name=parked_millitokens,json=parkedMillitokens,proto3" json:"parked_millitokens,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *SplitTotals) Reset() {
@@ -631,6 +636,20 @@ func (x *SplitTotals) GetOldestPending() *durationpb.Duration {
 		return x.OldestPending
 	}
 	return nil
+}
+
+func (x *SplitTotals) GetTrackedKeys() int32 {
+	if x != nil {
+		return x.TrackedKeys
+	}
+	return 0
+}
+
+func (x *SplitTotals) GetParkedMillitokens() int64 {
+	if x != nil {
+		return x.ParkedMillitokens
+	}
+	return 0
 }
 
 // ListSplitsRequest selects splits.
@@ -800,9 +819,12 @@ type QuotaSplit struct {
 	// Unallocated is what is left of the limit.
 	Unallocated *Share `protobuf:"bytes,8,opt,name=unallocated,proto3" json:"unallocated,omitempty"`
 	// Regions by name.
-	Regions       []*RegionSplit `protobuf:"bytes,9,rep,name=regions,proto3" json:"regions,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Regions []*RegionSplit `protobuf:"bytes,9,rep,name=regions,proto3" json:"regions,omitempty"`
+	// Parked tokens that shrinks of a tracked key have given up, to be passed on, in
+	// thousandths of a token.
+	ParkedMillitokens int64 `protobuf:"varint,10,opt,name=parked_millitokens,json=parkedMillitokens,proto3" json:"parked_millitokens,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *QuotaSplit) Reset() {
@@ -896,6 +918,13 @@ func (x *QuotaSplit) GetRegions() []*RegionSplit {
 		return x.Regions
 	}
 	return nil
+}
+
+func (x *QuotaSplit) GetParkedMillitokens() int64 {
+	if x != nil {
+		return x.ParkedMillitokens
+	}
+	return 0
 }
 
 // RegionSplit is one region's part of a quota.
@@ -1297,7 +1326,7 @@ const file_weir_v1_status_proto_rawDesc = "" +
 	" \x01(\x05R\bdraining\x12\x18\n" +
 	"\aawaited\x18\v \x01(\bR\aawaited\x128\n" +
 	"\n" +
-	"lease_left\x18\f \x01(\v2\x19.google.protobuf.DurationR\tleaseLeft\"\xab\x02\n" +
+	"lease_left\x18\f \x01(\v2\x19.google.protobuf.DurationR\tleaseLeft\"\xfd\x02\n" +
 	"\vSplitTotals\x12\x16\n" +
 	"\x06quotas\x18\x01 \x01(\x05R\x06quotas\x12\x18\n" +
 	"\apending\x18\x02 \x01(\x05R\apending\x12\x1a\n" +
@@ -1306,7 +1335,10 @@ const file_weir_v1_status_proto_rawDesc = "" +
 	"\x05small\x18\x05 \x01(\x05R\x05small\x12\x18\n" +
 	"\afullest\x18\x06 \x01(\x01R\afullest\x127\n" +
 	"\x17unallocated_millitokens\x18\a \x01(\x03R\x16unallocatedMillitokens\x12@\n" +
-	"\x0eoldest_pending\x18\b \x01(\v2\x19.google.protobuf.DurationR\roldestPending\"\xc2\x01\n" +
+	"\x0eoldest_pending\x18\b \x01(\v2\x19.google.protobuf.DurationR\roldestPending\x12!\n" +
+	"\ftracked_keys\x18\t \x01(\x05R\vtrackedKeys\x12-\n" +
+	"\x12parked_millitokens\x18\n" +
+	" \x01(\x03R\x11parkedMillitokens\"\xc2\x01\n" +
 	"\x11ListSplitsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -1317,7 +1349,7 @@ const file_weir_v1_status_proto_rawDesc = "" +
 	"\x03any\x18\x06 \x03(\x0e2\x17.weir.v1.SplitConditionR\x03any\"i\n" +
 	"\x12ListSplitsResponse\x12+\n" +
 	"\x06splits\x18\x01 \x03(\v2\x13.weir.v1.QuotaSplitR\x06splits\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xe4\x02\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x93\x03\n" +
 	"\n" +
 	"QuotaSplit\x12 \n" +
 	"\x02id\x18\x01 \x01(\v2\x10.weir.v1.QuotaIDR\x02id\x120\n" +
@@ -1328,7 +1360,9 @@ const file_weir_v1_status_proto_rawDesc = "" +
 	"\x05small\x18\x06 \x01(\bR\x05small\x12,\n" +
 	"\tallocated\x18\a \x01(\v2\x0e.weir.v1.ShareR\tallocated\x120\n" +
 	"\vunallocated\x18\b \x01(\v2\x0e.weir.v1.ShareR\vunallocated\x12.\n" +
-	"\aregions\x18\t \x03(\v2\x14.weir.v1.RegionSplitR\aregions\"\xa4\x04\n" +
+	"\aregions\x18\t \x03(\v2\x14.weir.v1.RegionSplitR\aregions\x12-\n" +
+	"\x12parked_millitokens\x18\n" +
+	" \x01(\x03R\x11parkedMillitokens\"\xa4\x04\n" +
 	"\vRegionSplit\x12\x16\n" +
 	"\x06region\x18\x01 \x01(\tR\x06region\x12*\n" +
 	"\x11demand_per_second\x18\x02 \x01(\x01R\x0fdemandPerSecond\x12$\n" +
