@@ -335,3 +335,16 @@ func certificates(t *testing.T) (server, client *tls.Config) {
 	server = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}
 	return server, &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 }
+
+// A Redis that is busy while everything starts does not keep a node from starting; one
+// that never answers is given up.
+func TestStartWaitsForABusyRedis(t *testing.T) {
+	t.Parallel()
+	busy := newFakeNode(t, nil, func(*fakeNode, net.Conn) {}, func(n *fakeNode) { n.slowLoads.Store(2) })
+	openFake(t, busy)
+	dead := newFakeNode(t, nil, func(*fakeNode, net.Conn) {}, func(n *fakeNode) { n.slowLoads.Store(1 << 30) })
+	_, err := lua.Open(t.Context(), lua.Config{Addrs: []string{dead.addr}, ReadTimeout: 50 * time.Millisecond, DialTimeout: time.Second})
+	if err == nil || !strings.Contains(err.Error(), "load scripts") {
+		t.Errorf("a Redis that never answers: %v", err)
+	}
+}

@@ -24,6 +24,8 @@ type fakeNode struct {
 	script func(n *fakeNode, conn net.Conn)
 	// user and password, when set, must come before anything else.
 	user, password string
+	// slowLoads is how many connections get no answer to a script they load.
+	slowLoads atomic.Int64
 
 	quit chan struct{}
 	once sync.Once
@@ -157,6 +159,9 @@ func (n *fakeNode) answer(name string, args []string) string {
 	case "GET":
 		return "$2\r\n16\r\n"
 	case "SCRIPT":
+		if n.slowLoads.Add(-1) >= 0 {
+			<-n.quit // this connection is not answered any more
+		}
 		return "$40\r\n" + strings.Repeat("0", 40) + "\r\n"
 	case "PING":
 		return "+PONG\r\n"

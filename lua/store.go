@@ -3,7 +3,9 @@ package lua
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +21,10 @@ const DefaultStripes = 256
 
 // maxStripes keeps the agent's walk over all stripes short.
 const maxStripes = 4096
+
+// startAttempts is how often loading the scripts is tried at the start while Redis does
+// not answer in time.
+const startAttempts = 5
 
 // Config says how to reach one region's Redis Cluster. Only Addrs is mandatory.
 type Config struct {
@@ -128,7 +134,7 @@ func open(ctx context.Context, cfg Config, rewrite func(string) string) (*Store,
 
 func (s *Store) start(ctx context.Context, stripes int) error {
 	err := s.rdb.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
-		return s.load(ctx, node)
+		return s.loadAtStart(ctx, node)
 	})
 	if err != nil {
 		e, _ := interpret(err)
@@ -149,6 +155,18 @@ func (s *Store) start(ctx context.Context, stripes int) error {
 	}
 	s.stripes = n
 	return nil
+}
+
+// loadAtStart loads the scripts, which may be sent again: a Redis that is busy while
+// everything starts at once takes longer to compile them than it may for a check.
+func (s *Store) loadAtStart(ctx context.Context, node *redis.Client) error {
+	for attempt := 1; ; attempt++ {
+		err := s.load(ctx, node)
+		slow, ok := errors.AsType[net.Error](err)
+		if !ok || !slow.Timeout() || attempt == startAttempts || ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 // load puts every script into one primary.
