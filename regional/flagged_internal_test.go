@@ -110,3 +110,34 @@ func TestKeysAreFlaggedBelowHalfOfTheirShare(t *testing.T) {
 		}
 	}
 }
+
+// An urgent line tells of an instant. The demand that follows is reported although it is
+// the same: the coordinator would else go on with what it knew before.
+func TestDemandIsReportedAfterAnUrgentLine(t *testing.T) {
+	id := quota.ID{Policy: "p", Key: "k"}
+	b := newKeyBook()
+	b.held = map[quota.ID]quota.QuotaReport{id: {ID: id, Version: 1, Drained: true}}
+	report := func(demand float64, short bool) []quota.QuotaReport {
+		lines, _ := b.lines(loads{keys: map[quota.ID]load{id: {total: demand, admitted: demand}}, short: map[quota.ID]bool{id: short}}, false)
+		for _, q := range lines {
+			b.heard(q)
+		}
+		return lines
+	}
+	for i, step := range []struct {
+		demand       float64
+		short        bool
+		told, urgent bool
+	}{
+		{4, false, true, false},
+		{4.1, false, false, false},
+		{5, true, true, true},
+		{5, false, true, false},
+		{5, false, false, false},
+	} {
+		lines := report(step.demand, step.short)
+		if told := len(lines) == 1; told != step.told || told && (lines[0].Urgent != step.urgent || lines[0].Demand != step.demand) {
+			t.Errorf("step %d: %+v, want a line: %t, urgent: %t", i, lines, step.told, step.urgent)
+		}
+	}
+}

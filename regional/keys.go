@@ -48,11 +48,12 @@ func (b *keyBook) drains() bool {
 	return false
 }
 
-// heard notes what the coordinator has heard of a key.
+// heard notes what the coordinator has heard of a key. It takes the rate of an urgent
+// line for that of an instant and not for the key's demand, so the next line, however
+// steady the demand is, has yet to tell that.
 func (b *keyBook) heard(q quota.QuotaReport) {
 	delete(b.granted, q.ID)
-	if q.Version > 0 {
-		q.Urgent = false
+	if q.Version > 0 && !q.Urgent {
 		b.reported[q.ID] = q
 	} else {
 		delete(b.reported, q.ID)
