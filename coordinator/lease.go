@@ -114,7 +114,7 @@ func (r *row) permitted(acked quota.Share) bool {
 func (r *row) foundPermanent(q *quota.QuotaReport, before quota.Share) {
 	r.Perm, r.Reclaimed = r.Sent, false
 	r.PermAcked = r.Acked
-	if q.Permanent != (quota.Share{}) && q.Permanent != q.Share {
+	if q.Permanent != q.Share {
 		r.Perm = convert(q.Permanent, q.Period, r.Limit.Period).Min(r.Sent)
 		r.PermAcked = before.Max(r.Perm)
 	}

@@ -86,7 +86,9 @@ func (m *Machine) follow(now time.Time, r *region, gen string) {
 		}
 		r.heard = false
 	}
-	if gen != r.met {
+	// A dataset that this ledger did not let begin as the first one may have another
+	// before it, which no leader has ever met.
+	if gen != r.met || (r.gen == "" && !m.fresh(r)) {
 		r.lostAt = now
 	}
 	r.gen, r.met = gen, gen
@@ -149,8 +151,23 @@ func (m *Machine) found(now time.Time, r *region, line *quota.QuotaReport) *spli
 	return q
 }
 
+// piece is for a region that has lost a part of its dataset, and a ledger that has lost
+// its rows: a line without a version may stand for some stripes without a record and
+// others with one of any version. Of a policy that is not there the share would be
+// forgotten, and in use again when the policy is back. So it counts as found, and is
+// taken back like others.
+func (m *Machine) piece(r *region, line *quota.QuotaReport) {
+	if line.Version > 0 || line.ID.Key != "" || line.Share.Capacity == 0 || !m.recovering || !m.configured || r.revision > m.revision {
+		return
+	}
+	if q := m.quotas[line.ID]; q == nil || (q.removed && !q.rows[r.index].exists()) {
+		line.Version = 1
+	}
+}
+
 // takeQuota takes in one line of a report of this epoch.
 func (m *Machine) takeQuota(now time.Time, r *region, q *quota.QuotaReport, newer bool) {
+	m.piece(r, q)
 	sq := m.quotas[q.ID]
 	if sq == nil {
 		if sq = m.found(now, r, q); sq == nil {

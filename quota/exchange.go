@@ -55,8 +55,8 @@ type QuotaReport struct {
 	// grant is reporting its version.
 	Version int64
 	Share   Share
-	// Permanent is the permanent part of Share; zero is a region that does not
-	// tell, or a part of nothing.
+	// Permanent is the permanent part of Share. Where nothing depends on a lease it is
+	// all of it; zero is nothing.
 	Permanent Share
 	// Period is the period that Share.Refill counts by, as in the limit it was granted under.
 	Period time.Duration

@@ -109,6 +109,10 @@ func toReport(m *weirv1.ReportRequest) quota.Report {
 		Full:     m.GetFull(),
 	}
 	for _, q := range m.GetQuotas() {
+		permanent := q.GetPermanent()
+		if permanent == nil { // a region that knows of none keeps all it has
+			permanent = q.GetShare()
+		}
 		out.Quotas = append(out.Quotas, quota.QuotaReport{
 			ID:          toID(q.GetId()),
 			Version:     q.GetVersion(),
@@ -121,7 +125,7 @@ func toReport(m *weirv1.ReportRequest) quota.Report {
 			Hold:        quota.Tokens(q.GetHoldMillitokens()),
 			Surrendered: quota.Tokens(q.GetSurrenderedMillitokens()),
 			Urgent:      q.GetUrgent(),
-			Permanent:   toShare(q.GetPermanent()),
+			Permanent:   toShare(permanent),
 		})
 	}
 	return out
