@@ -35,6 +35,23 @@ func (w *world) disturb() {
 	}
 }
 
+// edgeSpan is how long a region that is cut off stays so when its lease is over: until
+// most windows have passed.
+const edgeSpan = 15 * time.Second
+
+// isolate cuts one region off until its lease is over and taken back.
+func (w *world) isolate() {
+	if r := w.regions[w.rng.IntN(len(w.regions))]; w.now > w.alone && w.chance(20) {
+		w.alone = w.now + (edgeLease + edgeSpan).Microseconds()
+		r.cutTo, r.cutFrom = w.alone, w.alone
+	}
+}
+
+// atTheEdge reports whether a region's lease ends about now.
+func (w *world) atTheEdge() bool {
+	return w.setting == edge && w.now < w.alone && w.now > w.alone-(edgeSpan+2*time.Second).Microseconds()
+}
+
 func (w *world) changePolicy(a *account, x int) {
 	switch {
 	case a.policy == nil:

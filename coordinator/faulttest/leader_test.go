@@ -43,7 +43,7 @@ func (w *world) commit(l *leader) {
 		return
 	}
 	w.commits++
-	failed := !w.calm && w.chance(20)
+	failed := w.setting == faulty && w.chance(20)
 	if failed && w.chance(2) {
 		l.brain.Failed(b)
 		return
@@ -97,7 +97,9 @@ func (w *world) handle(l *leader, rep quota.Report) {
 	}
 	w.grants += len(answer.Grants)
 	for _, g := range answer.Grants {
-		w.account(g.ID).granted = true
+		if g.Share.Capacity > 0 { // not to take back what there was before it was removed
+			w.account(g.ID).granted = true
+		}
 	}
 	w.send(message{answer: &answer, region: w.region(rep.Region)})
 }

@@ -37,6 +37,8 @@ type mutant struct {
 	leaseFromReceipt bool
 	// leasesGoOn: a region has its lease extended although a share of it is being taken back.
 	leasesGoOn bool
+	// noDriftMargin: leases are over when their length has passed by the leader's clock.
+	noDriftMargin bool
 	// permByFormula: regions go on with half of a share when their lease is over.
 	permByFormula bool
 	// giftSurvives: what was given with a version that a lower limit replaced is given
@@ -56,6 +58,9 @@ func (m mutant) brain(w *world, l *leader, s coordinator.Snapshot) brain {
 	}
 	machine := coordinator.NewMachine(l.clock.time(w.now), time.Second, slices.Clone(w.names), s)
 	machine.SetLeaseTTL(w.ttl)
+	if m.noDriftMargin {
+		return &hasty{machine, w.ttl}
+	}
 	if m.growBeforeShrink || m.giftSurvives || m.giftAgain || m.resendsOld || m.leasesGoOn {
 		return &liar{Machine: machine, mutant: m, clock: func() time.Time { return l.clock.time(w.now) }, told: map[line]told{}, ttl: w.ttl}
 	}
@@ -127,6 +132,29 @@ type liar struct {
 	told   map[line]told
 	ttl    time.Duration
 }
+
+// hasty is a machine that takes a lease back without what it adds to the lease's length
+// and, of a log, to the window after it: fixed margins, and as much as clocks that are
+// off by rho can make of the time.
+type hasty struct {
+	*coordinator.Machine
+	ttl time.Duration
+}
+
+func (h *hasty) Tick(now time.Time) (coordinator.Rebalance, bool) {
+	ahead := 500*time.Millisecond + drift(h.ttl)
+	for _, q := range h.Status(now).Quotas {
+		for _, s := range q.Regions {
+			if s.Reclaimed { // from here on it is the window that counts
+				ahead = max(ahead, 500*time.Millisecond+drift(h.ttl)+1100*time.Millisecond+2*drift(q.Limit.Period))
+			}
+		}
+	}
+	return h.Machine.Tick(now.Add(ahead))
+}
+
+// drift is by how much two clocks can differ about a time.
+func drift(d time.Duration) time.Duration { return d * 2 * rho / (clockDiv - rho) }
 
 type line struct {
 	region quota.Region

@@ -19,7 +19,7 @@ type message struct {
 func (w *world) send(m message) {
 	copies := 1
 	switch x := w.rng.Float64(); {
-	case w.calm:
+	case w.setting != faulty:
 	case x < w.loss || w.cut(m):
 		return
 	case x > 1-w.duplicates:
@@ -27,10 +27,10 @@ func (w *world) send(m message) {
 	}
 	for range copies {
 		m.at = w.now + w.between(10*time.Millisecond, 650*time.Millisecond)
-		if w.chance(3) {
+		if w.chance(3) || w.setting == edge {
 			m.at = w.now + tick
 		}
-		if !w.calm && w.chance(30) {
+		if w.setting == faulty && w.chance(30) {
 			m.at += w.between(0, 12*time.Second)
 		}
 		w.flight = append(w.flight, m)

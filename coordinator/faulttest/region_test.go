@@ -305,7 +305,7 @@ func (w *world) follow(r *region, in quota.Instructions) {
 		r.next = w.now + tick
 	}
 	for i, s := range r.stripes {
-		if i > 0 && !w.calm && w.chance(20) {
+		if i > 0 && w.setting == faulty && w.chance(20) {
 			break // the store failed half way
 		}
 		if s.ready {
@@ -325,7 +325,7 @@ func (w *world) renew(r *region, in quota.Instructions) {
 		ext.Sent = w.local(r)
 	}
 	for i, s := range r.stripes {
-		if i > 0 && !w.calm && w.chance(20) {
+		if i > 0 && w.setting == faulty && w.chance(20) {
 			break // the store failed half way
 		}
 		if s.ready {

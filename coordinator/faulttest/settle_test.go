@@ -8,7 +8,7 @@ import (
 
 // heal ends all faults and all demand.
 func (w *world) heal() {
-	w.calm, w.longest = true, 25
+	w.setting, w.longest = calm, 25
 	w.zombies, w.cutAll, w.storm = nil, 0, 0
 	for _, r := range w.regions {
 		r.cutTo, r.cutFrom, r.agentAway, r.nodesAway = 0, 0, 0, 0

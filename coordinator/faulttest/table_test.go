@@ -19,43 +19,47 @@ const (
 
 // table lists the mutants, behind the protocol itself.
 var table = []row{
-	{"this protocol", bucket, mutant{}, false, quota.Hold},
-	{"this protocol", window, mutant{}, false, quota.Hold},
-	{"this protocol", bucket, mutant{}, false, quota.Strict},
-	{"this protocol", window, mutant{}, false, quota.Strict},
-	{"textbook push", bucket, mutant{textbook: true}, false, quota.Hold},
-	{"textbook push, no faults but delay", bucket, mutant{textbook: true}, true, quota.Hold},
-	{"textbook push", window, mutant{textbook: true}, false, quota.Hold},
-	{"grow before shrink", bucket, mutant{growBeforeShrink: true}, false, quota.Hold},
-	{"grow before shrink", window, mutant{growBeforeShrink: true}, false, quota.Hold},
-	{"grow gives full new capacity (absent key)", bucket, mutant{absentIsFull: true}, false, quota.Hold},
-	{"window: grow right after shrink applied", window, mutant{noDrain: true}, false, quota.Hold},
-	{"no version check", bucket, mutant{noVersionCheck: true}, false, quota.Hold},
-	{"acknowledged before applied", bucket, mutant{ackOnReceipt: true}, false, quota.Hold},
-	{"sent before persisted", bucket, mutant{sendBeforePersist: true}, false, quota.Hold},
-	{"volatile ledger at failover", bucket, mutant{volatileLedger: true}, false, quota.Hold},
-	{"refill not derated for drift", bucket, mutant{notDerated: true}, false, quota.Hold},
-	{"window not stretched for drift", window, mutant{notDerated: true}, false, quota.Hold},
-	{"data loss restores default share", bucket, mutant{lossRestoresShare: true}, false, quota.Hold},
-	{"data loss restores default share", window, mutant{lossRestoresShare: true}, false, quota.Hold},
-	{"gift survives a limit decrease", bucket, mutant{giftSurvives: true}, false, quota.Hold},
-	{"gift under way while its region loses its data is given again", bucket, mutant{giftAgain: true}, false, quota.Hold},
-	{"data lost while a share is taken back: the old share is sent again", bucket, mutant{resendsOld: true}, false, quota.Hold},
-	{"data lost while a share is taken back: the old share is sent again", window, mutant{resendsOld: true}, false, quota.Hold},
-	{"lease counted from receipt", bucket, mutant{leaseFromReceipt: true}, false, quota.Strict},
-	{"lease counted from receipt", window, mutant{leaseFromReceipt: true}, false, quota.Strict},
-	{"data lost while a share is taken back: the old share is sent again", bucket, mutant{resendsOld: true}, false, quota.Strict},
-	{"leases go on while a share is taken back", bucket, mutant{leasesGoOn: true}, false, quota.Strict},
-	{"leases go on while a share is taken back", window, mutant{leasesGoOn: true}, false, quota.Strict},
-	{"permanent part by formula, not from the message", bucket, mutant{permByFormula: true}, false, quota.Strict},
-	{"permanent part by formula, not from the message", window, mutant{permByFormula: true}, false, quota.Strict},
+	{"this protocol", bucket, mutant{}, faulty, quota.Hold},
+	{"this protocol", window, mutant{}, faulty, quota.Hold},
+	{"this protocol", bucket, mutant{}, faulty, quota.Strict},
+	{"this protocol", window, mutant{}, faulty, quota.Strict},
+	{"textbook push", bucket, mutant{textbook: true}, faulty, quota.Hold},
+	{"textbook push, no faults but delay", bucket, mutant{textbook: true}, calm, quota.Hold},
+	{"textbook push", window, mutant{textbook: true}, faulty, quota.Hold},
+	{"grow before shrink", bucket, mutant{growBeforeShrink: true}, faulty, quota.Hold},
+	{"grow before shrink", window, mutant{growBeforeShrink: true}, faulty, quota.Hold},
+	{"grow gives full new capacity (absent key)", bucket, mutant{absentIsFull: true}, faulty, quota.Hold},
+	{"window: grow right after shrink applied", window, mutant{noDrain: true}, faulty, quota.Hold},
+	{"no version check", bucket, mutant{noVersionCheck: true}, faulty, quota.Hold},
+	{"acknowledged before applied", bucket, mutant{ackOnReceipt: true}, faulty, quota.Hold},
+	{"sent before persisted", bucket, mutant{sendBeforePersist: true}, faulty, quota.Hold},
+	{"volatile ledger at failover", bucket, mutant{volatileLedger: true}, faulty, quota.Hold},
+	{"refill not derated for drift", bucket, mutant{notDerated: true}, faulty, quota.Hold},
+	{"window not stretched for drift", window, mutant{notDerated: true}, faulty, quota.Hold},
+	{"data loss restores default share", bucket, mutant{lossRestoresShare: true}, faulty, quota.Hold},
+	{"data loss restores default share", window, mutant{lossRestoresShare: true}, faulty, quota.Hold},
+	{"gift survives a limit decrease", bucket, mutant{giftSurvives: true}, faulty, quota.Hold},
+	{"gift under way while its region loses its data is given again", bucket, mutant{giftAgain: true}, faulty, quota.Hold},
+	{"data lost while a share is taken back: the old share is sent again", bucket, mutant{resendsOld: true}, faulty, quota.Hold},
+	{"data lost while a share is taken back: the old share is sent again", window, mutant{resendsOld: true}, faulty, quota.Hold},
+	{"lease counted from receipt", bucket, mutant{leaseFromReceipt: true}, faulty, quota.Strict},
+	{"lease counted from receipt", window, mutant{leaseFromReceipt: true}, faulty, quota.Strict},
+	{"data lost while a share is taken back: the old share is sent again", bucket, mutant{resendsOld: true}, faulty, quota.Strict},
+	{"leases go on while a share is taken back", bucket, mutant{leasesGoOn: true}, faulty, quota.Strict},
+	{"leases go on while a share is taken back", window, mutant{leasesGoOn: true}, faulty, quota.Strict},
+	{"this protocol, slow regions and a fast leader", bucket, mutant{}, edge, quota.Strict},
+	{"this protocol, slow regions and a fast leader", window, mutant{}, edge, quota.Strict},
+	{"reclaim without drift margin", bucket, mutant{noDriftMargin: true}, edge, quota.Strict},
+	{"reclaim without drift margin", window, mutant{noDriftMargin: true}, edge, quota.Strict},
+	{"permanent part by formula, not from the message", bucket, mutant{permByFormula: true}, faulty, quota.Strict},
+	{"permanent part by formula, not from the message", window, mutant{permByFormula: true}, faulty, quota.Strict},
 }
 
 type row struct {
 	name   string
 	kind   quota.Algorithm
 	mutant mutant
-	calm   bool
+	place  setting
 	mode   quota.PartitionMode
 }
 
@@ -75,9 +79,9 @@ type result struct {
 func (r row) try(atLeast int) result {
 	out := result{row: r}
 	for out.schedules < atLeast || (out.first == 0 && r.mutant != (mutant{}) && out.schedules < schedules(500)) {
-		o := options{mutant: r.mutant, only: r.kind, calm: r.calm, strict: r.mode == quota.Strict, hold: r.mode == quota.Hold}
+		o := options{mutant: r.mutant, only: r.kind, setting: r.place, strict: r.mode == quota.Strict, hold: r.mode == quota.Hold}
 		w := newWorld(uint64(out.schedules), o)
-		for end := length.Microseconds(); w.now < end && w.err == nil; {
+		for end := r.place.length().Microseconds(); w.now < end && w.err == nil; {
 			w.step()
 		}
 		out.schedules++

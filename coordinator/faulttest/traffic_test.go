@@ -30,6 +30,7 @@ func (w *world) live() {
 		}
 		var levels [2]float64
 		var capacity, rate float64
+		bounds := w.bounds(a)
 		for _, n := range w.rng.Perm(len(w.regions)) {
 			r := w.regions[n]
 			w.crave(r, a)
@@ -38,6 +39,11 @@ func (w *world) live() {
 				u := w.use(r, a, i)
 				levels[i] += u.level
 				most.capacity, most.rate = max(most.capacity, u.capacity), max(most.rate, u.rate)
+			}
+			if bound, known := bounds[r.name]; known {
+				if over := most.capacity - float64(bound.Capacity); over > 1e-3 {
+					w.foundInvariant(a, over, "a share in use that is taken for over")
+				}
 			}
 			capacity, rate = capacity+most.capacity, rate+most.rate
 		}
@@ -53,6 +59,23 @@ func (w *world) live() {
 			}
 		}
 	}
+}
+
+// bounds are what the leader takes for the most that each region may be using (U). It is
+// looked at where that is what the setting is about.
+func (w *world) bounds(a *account) map[quota.Region]quota.Share {
+	if !w.atTheEdge() || w.leader == nil {
+		return nil
+	}
+	out := map[quota.Region]quota.Share{}
+	for _, q := range w.leader.brain.Status(w.leader.clock.time(w.now)).Quotas {
+		for _, s := range q.Regions {
+			if q.ID == a.id && s.Version > 0 {
+				out[s.Region] = s.Bound
+			}
+		}
+	}
+	return out
 }
 
 // crave changes what the callers of a region want.

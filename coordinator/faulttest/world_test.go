@@ -34,12 +34,35 @@ type options struct {
 	mutant mutant
 	// only leaves one algorithm of the two; zero keeps both.
 	only quota.Algorithm
-	// calm networks delay messages, and that is all that goes wrong.
-	calm bool
+	setting
 	// strict lets all policies be of that partition mode, hold none; else some are.
 	strict, hold bool
 	// ttl is the length of leases, if not a random one.
 	ttl time.Duration
+}
+
+// setting is what goes wrong in a world.
+type setting int
+
+const (
+	faulty setting = iota
+	// calm networks delay messages, and that is all.
+	calm
+	// edge is a calm one in which regions are cut off for longer than a long lease, with
+	// clocks that are as slow as may be, and the leader's as fast: what is left to a
+	// region then of its lease is a matter of the margin for drift.
+	edge
+)
+
+// edgeLease is so long that drift is some ticks of it.
+const edgeLease = 2 * time.Minute
+
+// length is the virtual time of one schedule.
+func (s setting) length() time.Duration {
+	if s == edge {
+		return 5 * edgeLease
+	}
+	return length
 }
 
 // world is a coordinator, its ledger, regions and a network in virtual time.
@@ -69,6 +92,7 @@ type world struct {
 	leases           bool  // some policies need one
 	cutAll           int64 // until
 	longest          int64 // step, in ticks
+	alone            int64 // until: a region is cut off, at the edge
 	storm            int64 // until: everybody takes what there is
 	commits, grants  int
 	found            findings
@@ -78,14 +102,17 @@ type world struct {
 
 func newWorld(seed uint64, o options) *world {
 	w := &world{
-		options: o, rng: rand.New(rand.NewPCG(seed, 12)), lossy: seed%3 == 2 && !o.calm,
+		options: o, rng: rand.New(rand.NewPCG(seed, 12)), lossy: seed%3 == 2 && o.setting == faulty,
 	}
 	w.longest, w.leases = 9, !o.hold && (o.strict || w.chance(2))
+	if o.setting == edge {
+		w.ttl = edgeLease
+	}
 	if w.ttl == 0 {
 		w.ttl = 2500*time.Millisecond + time.Duration(w.rng.IntN(4000))*time.Millisecond
 	}
 	w.fastClocks, w.keys = w.chance(4), 1+w.rng.IntN(2)
-	if !o.calm {
+	if o.setting == faulty {
 		w.loss, w.duplicates = w.rng.Float64()*0.2, w.rng.Float64()*0.1
 	}
 	w.ledger = memory.NewComplete()
@@ -110,10 +137,14 @@ func (w *world) between(from, to time.Duration) int64 {
 	return max(tick, d/tick*tick)
 }
 
-func (w *world) newClock() clock {
+// newClock is off by chance, or by as much as is said at the edge.
+func (w *world) newClock(extreme int64) clock {
 	c := clock{offset: 1_700_000_000_000_000 + w.rng.Int64N(1_000_000_000), off: w.rng.Int64N(2*rho+1) - rho}
 	if w.fastClocks {
 		c.off = rho
+	}
+	if w.setting == edge {
+		c.off = extreme
 	}
 	return c
 }
@@ -131,7 +162,7 @@ func (w *world) addAccount(i int) {
 }
 
 func (w *world) addRegion() {
-	r := &region{name: quota.Region(fmt.Sprint("r", len(w.regions))), clock: w.newClock(), joined: w.now > 0}
+	r := &region{name: quota.Region(fmt.Sprint("r", len(w.regions))), clock: w.newClock(-rho), joined: w.now > 0}
 	r.had, r.gifted = make([]bool, len(w.accounts)), make([]int64, 2*len(w.accounts))
 	r.view = make([]*quota.Policy, len(w.accounts))
 	r.appetite = make([]appetite, len(w.accounts))
@@ -220,7 +251,11 @@ func (w *world) policies() (list []*quota.Policy) {
 
 // step passes some time and lets something happen.
 func (w *world) step() {
-	w.now += tick * (1 + w.rng.Int64N(w.longest))
+	longest := w.longest
+	if w.atTheEdge() {
+		longest = 1
+	}
+	w.now += tick * (1 + w.rng.Int64N(longest))
 	w.deliver()
 	w.lead()
 	w.noteLedgers()
@@ -229,8 +264,11 @@ func (w *world) step() {
 	for _, r := range w.regions {
 		w.agent(r)
 	}
-	if !w.calm {
+	switch w.setting {
+	case faulty:
 		w.disturb()
+	case edge:
+		w.isolate()
 	}
 }
 
@@ -302,7 +340,7 @@ func (w *world) elect() {
 	}
 	s, err := w.ledger.Load(context.Background(), above)
 	w.fail(err)
-	l := &leader{ledger: w.ledger, epoch: s.Epoch, clock: w.newClock(), config: w.config}
+	l := &leader{ledger: w.ledger, epoch: s.Epoch, clock: w.newClock(rho), config: w.config}
 	l.brain = w.mutant.brain(w, l, s)
 	w.leader = l
 	w.publish(l)
