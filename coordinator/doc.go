@@ -197,10 +197,13 @@
 //     configured region has reported all it holds to the new epoch; a bound is then
 //     the maximum of row and report. If an earlier ledger's epochs were higher, a
 //     higher one is begun first. Logs do not grow for one window, since a region may
-//     have lost entries that nobody knows of now.
+//     have lost entries that nobody knows of now. What a region reports without a
+//     version, because it has lost a part of its dataset too, is taken back where
+//     no policy says what it is.
 //   - A region lost its data, or a part of it (another gen): bounds stay, everything
 //     is sent again without gifts, once it is in the ledger which dataset is followed
-//     now, and logs are not freed for one window.
+//     now, and logs are not freed for one window. The first dataset that a ledger
+//     meets counts as such a one, unless it was told to begin as the region's first.
 //   - A policy goes: each region keeps its share until it has reported a revision
 //     without it (or a minute has passed), is then shrunk to nothing, and is
 //     forgotten when it no longer has a record.

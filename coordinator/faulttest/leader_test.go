@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weirhq/weir/coordinator"
 	"github.com/weirhq/weir/coordinator/memory"
 	"github.com/weirhq/weir/quota"
 )
@@ -16,6 +17,9 @@ func (w *world) lead() {
 		w.elect()
 	}
 	w.zombies = slices.DeleteFunc(w.zombies, func(l *leader) bool { return w.now >= l.until || l.fenced })
+	if w.mutant.revocationGoesOn && w.leader != nil {
+		w.completeRevocation(w.leader)
+	}
 	leaders := w.zombies
 	if l := w.leader; l != nil {
 		if (l.revision != w.revision) && w.chance(4) {
@@ -63,7 +67,21 @@ func (w *world) commit(l *leader) {
 		l.brain.Failed(b)
 		return
 	}
+	if w.mutant.revocationGoesOn {
+		w.revocations.follow(w.now, b.Rows)
+	}
 	l.brain.Committed(b)
+}
+
+// completeRevocation lets a leader go on with a ledger in which a share is gone that is not.
+func (w *world) completeRevocation(l *leader) {
+	row := w.revocations.complete(w.now)
+	if row == nil || l.ledger.Commit(context.Background(), l.epoch, coordinator.Batch{Rows: []coordinator.Row{*row}}) != nil {
+		return
+	}
+	w.note(row.ID, row.Region, "is taken to have", row.Bound(), "and has", row.Sent)
+	w.leader = nil
+	w.elect()
 }
 
 // handle is a report's arrival at a leader.

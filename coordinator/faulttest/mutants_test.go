@@ -1,6 +1,8 @@
 package faulttest
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -39,6 +41,9 @@ type mutant struct {
 	leasesGoOn bool
 	// noDriftMargin: leases are over when their length has passed by the leader's clock.
 	noDriftMargin bool
+	// revocationGoesOn: a share that is being taken back is taken for gone when its time
+	// has come, although the region has acknowledged that, and was given another since.
+	revocationGoesOn bool
 	// permByFormula: regions go on with half of a share when their lease is over.
 	permByFormula bool
 	// giftSurvives: what was given with a version that a lower limit replaced is given
@@ -155,6 +160,50 @@ func (h *hasty) Tick(now time.Time) (coordinator.Rebalance, bool) {
 
 // drift is by how much two clocks can differ about a time.
 func drift(d time.Duration) time.Duration { return d * 2 * rho / (clockDiv - rho) }
+
+// revocations are the rows of the ledger that were ever reclaimed.
+type revocations map[line]*revocation
+
+type revocation struct {
+	row  coordinator.Row // as it was committed last
+	rest quota.Share     // what stays of it
+	due  int64           // when the entries of its log have left their window
+	open bool
+}
+
+// follow takes in what was committed.
+func (r revocations) follow(now int64, rows []coordinator.Row) {
+	for _, row := range rows {
+		of := r[line{row.Region, row.ID}]
+		if of == nil {
+			of = &revocation{}
+			r[line{row.Region, row.ID}] = of
+		}
+		if row.Reclaimed && !of.row.Reclaimed {
+			of.rest, of.open = row.Permanent(), true
+			of.due = now + (row.Limit.Period + 1200*time.Millisecond + 2*drift(row.Limit.Period)).Microseconds()
+		}
+		of.row = row
+	}
+}
+
+// complete returns a row of which a revocation ends now that was acknowledged long since.
+func (r revocations) complete(now int64) *coordinator.Row {
+	for _, key := range slices.SortedFunc(maps.Keys(r), func(x, y line) int {
+		return cmp.Or(cmp.Compare(x.region, y.region), cmp.Compare(x.id.Policy, y.id.Policy))
+	}) {
+		of := r[key]
+		if !of.open || now < of.due {
+			continue
+		}
+		of.open = false
+		if row := of.row; !row.Reclaimed && !row.Drop && row.Version > 0 && !row.Bound().Within(of.rest) {
+			row.Acked, row.MaxSent, row.PermAcked, row.PermMax = of.rest, of.rest, of.rest, of.rest
+			return &row
+		}
+	}
+	return nil
+}
 
 type line struct {
 	region quota.Region

@@ -51,6 +51,7 @@ var table = []row{
 	{"this protocol, slow regions and a fast leader", window, mutant{}, edge, quota.Strict},
 	{"reclaim without drift margin", bucket, mutant{noDriftMargin: true}, edge, quota.Strict},
 	{"reclaim without drift margin", window, mutant{noDriftMargin: true}, edge, quota.Strict},
+	{"acknowledged revocation is completed nonetheless", window, mutant{revocationGoesOn: true}, faulty, quota.Strict},
 	{"permanent part by formula, not from the message", bucket, mutant{permByFormula: true}, faulty, quota.Strict},
 	{"permanent part by formula, not from the message", window, mutant{permByFormula: true}, faulty, quota.Strict},
 }

@@ -95,6 +95,7 @@ type world struct {
 	alone            int64 // until: a region is cut off, at the edge
 	storm            int64 // until: everybody takes what there is
 	commits, grants  int
+	revocations      revocations
 	found            findings
 	trace            *trace // nil: nobody reads it
 	err              error
@@ -115,7 +116,7 @@ func newWorld(seed uint64, o options) *world {
 	if o.setting == faulty {
 		w.loss, w.duplicates = w.rng.Float64()*0.2, w.rng.Float64()*0.1
 	}
-	w.ledger = memory.NewComplete()
+	w.ledger, w.revocations = memory.NewComplete(), revocations{}
 	if w.lossy {
 		w.ledger = memory.NewAfter(1_000_000)
 	}
