@@ -30,6 +30,8 @@ const (
 	envFaults = "WEIR_CHAOS_FAULTS"
 	// envReport names a file that gets the tables.
 	envReport = "WEIR_CHAOS_REPORT"
+	// envInterval is how often regions report, if not every 200 ms.
+	envInterval = "WEIR_CHAOS_REPORT_INTERVAL"
 	// envOutage is how long the coordinators and Postgres are away.
 	envOutage = "WEIR_TEST_OUTAGE"
 )

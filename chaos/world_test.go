@@ -1,6 +1,7 @@
 package chaos_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"math/rand/v2"
@@ -170,7 +171,7 @@ func (w *world) startSites() {
 		addrs := w.redisOf(s, clusters[i])
 		args := []string{
 			"regional", "--listen", "127.0.0.1:0", "--region", name, "--redis", strings.Join(addrs, ","),
-			"--redis-prefix", testenv.Prefix(tb), "--redis-stripes", "8", "--drain-delay", "0s", "--report-interval", "200ms",
+			"--redis-prefix", testenv.Prefix(tb), "--redis-stripes", "8", "--drain-delay", "0s", "--report-interval", cmp.Or(os.Getenv(envInterval), "200ms"),
 		}
 		if w.alone {
 			args = append(args, "--policies", w.file())

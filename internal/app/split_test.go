@@ -34,6 +34,8 @@ type world struct {
 	highest quota.Share
 	// cut are the regions that do not reach the coordinator.
 	cut map[quota.Region]bool
+	// old are the regions whose nodes speak an earlier form of the protocol.
+	old map[quota.Region]bool
 }
 
 // link is a region's way to the coordinator.
@@ -44,10 +46,13 @@ type link struct {
 
 func (l link) Report(ctx context.Context, r quota.Report) (quota.Instructions, error) {
 	l.w.mu.Lock()
-	cut := l.w.cut[l.region]
+	cut, old := l.w.cut[l.region], l.w.old[l.region]
 	l.w.mu.Unlock()
 	if cut {
 		return quota.Instructions{}, quota.ErrUnavailable
+	}
+	if old {
+		return l.reportAsBefore(ctx, r)
 	}
 	return l.w.gate.Report(ctx, r)
 }
@@ -63,7 +68,7 @@ func (w *world) setCut(cut bool, regions ...quota.Region) {
 
 func newWorld(t *testing.T, p *quota.Policy, interval time.Duration) *world {
 	t.Helper()
-	w := &world{t: t, limit: p.Limit.Share(), inForce: map[quota.Region]quota.Share{}, cut: map[quota.Region]bool{}}
+	w := &world{t: t, limit: p.Limit.Share(), inForce: map[quota.Region]quota.Share{}, cut: map[quota.Region]bool{}, old: map[quota.Region]bool{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel = cancel
 	log := slog.New(slog.DiscardHandler)
