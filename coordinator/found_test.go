@@ -138,3 +138,51 @@ func TestAPieceOfADatasetIsFound(t *testing.T) {
 		}
 	}
 }
+
+// A share that is taken back while its region drains it was acknowledged already. The
+// region comes back with another dataset, and gets nothing above what stays of the share
+// before it has acknowledged that again: the bound will be that, as soon as what it
+// admitted has left the window.
+func TestNothingGrowsWhileItIsTakenBack(t *testing.T) {
+	p := windowed(30, 0)
+	p.Split.OnPartition = quota.Strict
+	row := settledRow(p, three[0], 0)
+	row.Acked.Capacity = 10 * quota.Token
+	m := coordinator.NewMachine(noon, time.Second, three[:2], coordinator.Snapshot{
+		Epoch: 2, Rows: []coordinator.Row{row}, Regions: []coordinator.RegionRow{{Region: three[0], Gen: "first"}, {Region: three[1], Gen: "other"}},
+	})
+	if err := m.SetPolicies(noon, 2, []*quota.Policy{p}); err != nil {
+		t.Fatal(err)
+	}
+	m.Committed(m.Pending())
+	rep := report(row, "first", 2)
+	rep.Quotas[0].Hold, rep.Quotas[0].Drained = 10*quota.Token, false
+	take(t, m, noon, rep)
+	now := noon.Add(coordinator.DefaultLeaseTTL + 2*time.Second)
+	m.Tick(now)
+	m.Committed(m.Pending())
+
+	rep.Gen, rep.Quotas = "second", []quota.QuotaReport{{ID: row.ID, Period: p.Limit.Period, Demand: 100, Total: 100, Drained: true}}
+	for range 3 {
+		now = now.Add(time.Second)
+		rep.SentAt++
+		in := take(t, m, now, rep)
+		if m.Tick(now); len(in.Grants) != 1 || in.Grants[0].Share.Capacity > 0 {
+			t.Errorf("granted %+v before it has acknowledged what stays", in.Grants)
+		}
+	}
+	rep.Quotas[0].Version = row.Version
+	grown := false
+	for range 10 {
+		now = now.Add(time.Second)
+		rep.SentAt++
+		for _, g := range take(t, m, now, rep).Grants {
+			grown = grown || g.Share.Capacity > 0
+			rep.Quotas[0].Version, rep.Quotas[0].Share, rep.Quotas[0].Permanent = g.Version, g.Share, g.Permanent
+		}
+		m.Tick(now)
+	}
+	if !grown {
+		t.Error("and nothing afterwards")
+	}
+}

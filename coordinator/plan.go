@@ -53,9 +53,10 @@ func (m *Machine) planRow(q *splitQuota, i int, r *room, now time.Time) {
 	if !row.exists() && (dropping || q.removed || q.leaving) {
 		return
 	}
-	// A region that has yet to acknowledge gets no more than it was sent last.
+	// A region that has yet to acknowledge gets no more than it was sent last; nor does
+	// one whose share was reclaimed, of which U will be P whatever it is sent meanwhile.
 	reach := convertDown(row.Sent, row.Limit.Period, q.limit.Period)
-	if row.settled() {
+	if row.settled() && !row.Reclaimed {
 		reach = m.reach(q, i, r.free)
 		part := quota.Share{}
 		if !q.removed && !dropping {

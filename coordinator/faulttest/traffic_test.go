@@ -244,6 +244,9 @@ func (w *world) minted(r *region, s *stripe, a *account, had bool, gift quota.To
 				continue
 			}
 			minted = float64(w.acquire(r, a, i, 0, true).Level)
+			if r.joined && gift == 0 { // and has been there before, with this dataset
+				a.keys[i].level = min(a.capacity, a.keys[i].level+minted)
+			}
 		}
 		if gift > 0 {
 			if r.gifted[a.at(i)] == a.born {
