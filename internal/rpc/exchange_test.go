@@ -116,7 +116,8 @@ func TestExplanationRoundTrip(t *testing.T) {
 func regionServer(t *testing.T, f fakeRegions) (*testServer, *rpc.RegionClient) {
 	t.Helper()
 	s := serve(t, nil, func(c *rpc.ServerConfig) { c.Limiter, c.Regions = nil, f })
-	client, err := rpc.NewRegionClient(rpc.ClientConfig{URL: s.url})
+	// Long enough for the largest message under the race detector.
+	client, err := rpc.NewRegionClient(rpc.ClientConfig{URL: s.url, Timeout: 30 * time.Second})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	return s, client
