@@ -79,6 +79,9 @@ type result struct {
 // until one notices.
 func (r row) try(atLeast int) result {
 	out := result{row: r}
+	if r.place == edge { // five times as long
+		atLeast = (atLeast + 1) / 2
+	}
 	for out.schedules < atLeast || (out.first == 0 && r.mutant != (mutant{}) && out.schedules < schedules(500)) {
 		o := options{mutant: r.mutant, only: r.kind, setting: r.place, strict: r.mode == quota.Strict, hold: r.mode == quota.Hold}
 		w := newWorld(uint64(out.schedules), o)

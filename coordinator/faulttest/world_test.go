@@ -107,7 +107,7 @@ func newWorld(seed uint64, o options) *world {
 	}
 	w.longest, w.leases = 9, !o.hold && (o.strict || w.chance(2))
 	if o.setting == edge {
-		w.ttl = edgeLease
+		w.ttl, w.longest = edgeLease, 25
 	}
 	if w.ttl == 0 {
 		w.ttl = 2500*time.Millisecond + time.Duration(w.rng.IntN(4000))*time.Millisecond
