@@ -218,7 +218,7 @@ func TestMigrationsOnlyAdd(t *testing.T) {
 		require.NoError(t, err)
 		up, _, found := strings.Cut(string(body), "-- +goose Down")
 		require.True(t, found, "%s has no way back", name)
-		for _, line := range strings.Split(up, "\n") {
+		for line := range strings.SplitSeq(up, "\n") {
 			code, _, _ := strings.Cut(strings.ToUpper(line), "--")
 			require.NotRegexp(t, `\b(DROP|RENAME|ALTER COLUMN|TRUNCATE)\b`, code, "%s: %s", name, line)
 			if strings.Contains(code, "ADD COLUMN") && strings.Contains(code, "NOT NULL") {
