@@ -20,6 +20,11 @@ func take(t *testing.T, m *coordinator.Machine, now time.Time, rep quota.Report)
 	return m.Instructions(rep)
 }
 
+// holding is what a region reports that has applied a grant.
+func holding(g quota.Grant) []quota.QuotaReport {
+	return []quota.QuotaReport{{ID: g.ID, Version: g.Version, Share: g.Share, Permanent: g.Permanent, Period: g.Limit.Period, Drained: true}}
+}
+
 // boundOf is what the machine takes for the most a region may be using of its first quota.
 func boundOf(m *coordinator.Machine, now time.Time, region quota.Region) quota.Share {
 	for _, s := range m.Status(now).Quotas[0].Regions {
@@ -52,7 +57,7 @@ func TestADatasetThatWasNotTheFirstMayHaveAdmittedTheFloor(t *testing.T) {
 		}
 		rep.Epoch, rep.SentAt = 2, 2
 		for _, g := range take(t, m, noon, rep).Grants {
-			rep.Quotas = []quota.QuotaReport{{ID: g.ID, Version: g.Version, Share: g.Share, Permanent: g.Permanent, Period: g.Limit.Period, Drained: true}}
+			rep.Quotas = holding(g)
 		}
 		// The policy goes, and the region gives up its share.
 		if err := m.SetPolicies(noon, 3, nil); err != nil {
@@ -62,7 +67,7 @@ func TestADatasetThatWasNotTheFirstMayHaveAdmittedTheFloor(t *testing.T) {
 			rep.SentAt++
 			rep.Revision = 3
 			for _, g := range take(t, m, noon, rep).Grants {
-				rep.Quotas = []quota.QuotaReport{{ID: g.ID, Version: g.Version, Share: g.Share, Permanent: g.Permanent, Period: g.Limit.Period, Drained: true}}
+				rep.Quotas = holding(g)
 			}
 		}
 		if len(rep.Quotas) != 1 || rep.Quotas[0].Share.Capacity != 0 {

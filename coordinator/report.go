@@ -151,23 +151,26 @@ func (m *Machine) found(now time.Time, r *region, line *quota.QuotaReport) *spli
 	return q
 }
 
-// piece is for a region that has lost a part of its dataset, and a ledger that has lost
-// its rows: a line without a version may stand for some stripes without a record and
-// others with one of any version. Of a policy that is not there the share would be
-// forgotten, and in use again when the policy is back. So it counts as found, and is
-// taken back like others.
-func (m *Machine) piece(r *region, line *quota.QuotaReport) {
+// piece reports whether a line is of a region that has lost a part of its dataset, to a
+// ledger that has lost its rows: without a version it may stand for some stripes without
+// a record and others with one of any version. Of a policy that is not there the share
+// would be forgotten, and in use again when the policy is back. So it counts as found,
+// and is taken back like others.
+func (m *Machine) piece(r *region, line *quota.QuotaReport) bool {
 	if line.Version > 0 || line.ID.Key != "" || line.Share.Capacity == 0 || !m.recovering || !m.configured || r.revision > m.revision {
-		return
+		return false
 	}
-	if q := m.quotas[line.ID]; q == nil || (q.removed && !q.rows[r.index].exists()) {
-		line.Version = 1
-	}
+	q := m.quotas[line.ID]
+	return q == nil || (q.removed && !q.rows[r.index].exists())
 }
 
 // takeQuota takes in one line of a report of this epoch.
 func (m *Machine) takeQuota(now time.Time, r *region, q *quota.QuotaReport, newer bool) {
-	m.piece(r, q)
+	if m.piece(r, q) {
+		found := *q // the report is the caller's
+		found.Version = 1
+		q = &found
+	}
 	sq := m.quotas[q.ID]
 	if sq == nil {
 		if sq = m.found(now, r, q); sq == nil {

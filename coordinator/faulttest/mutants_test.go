@@ -147,11 +147,13 @@ type hasty struct {
 }
 
 func (h *hasty) Tick(now time.Time) (coordinator.Rebalance, bool) {
-	ahead := 500*time.Millisecond + drift(h.ttl)
+	const leaseMargin, lossMargin = 500 * time.Millisecond, 1100 * time.Millisecond // the machine's
+	lease := leaseMargin + drift(h.ttl)
+	ahead := lease
 	for _, q := range h.Status(now).Quotas {
 		for _, s := range q.Regions {
 			if s.Reclaimed { // from here on it is the window that counts
-				ahead = max(ahead, 500*time.Millisecond+drift(h.ttl)+1100*time.Millisecond+2*drift(q.Limit.Period))
+				ahead = max(ahead, lease+lossMargin+2*drift(q.Limit.Period))
 			}
 		}
 	}

@@ -117,7 +117,7 @@ func TestSourceRulesFindViolations(t *testing.T) {
 	check("a/a.lua", strings.Repeat("\n", maxLines+1), "501 lines")
 	check("a/a.md", "see `"+"/home"+"/joe/x`", "a/a.md:1: path of one machine")
 	check("a/a.sh", "\ncd "+"/root"+"/go", "a/a.sh:2: path of one machine")
-	check("a/a.md", "https://example.org/root/x and ./work/x", "")
+	check("a/a.md", "https://example.org"+"/root"+"/x and ./work/x", "")
 
 	leakless := parse(t, []file{
 		{"a/a.go", doc + "func f() { go f() }\n"},
