@@ -48,7 +48,7 @@ func TestOldAndNewRegionsTogether(t *testing.T) {
 					mix[i%3] = 1 // together 1.4 times the limit
 					mixes = append(mixes, mix)
 				}
-				w.overload(p, 1, mixes, 0.4)
+				w.overload(p, 1, mixes, 0.2) // the floors, which all keep
 				// The last of them is upgraded.
 				w.mu.Lock()
 				clear(w.old)
